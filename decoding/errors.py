@@ -1,0 +1,9 @@
+"""The two kinds of failure that a person sees: a wrong request, and work that could not be done."""
+
+
+class DraftscopeError(Exception):
+    """Work failed for a reason that is said in one clear line (exit code 1)."""
+
+
+class UsageError(DraftscopeError, ValueError):
+    """The request itself is wrong; the message names the thing and what is possible (exit code 2)."""
