@@ -26,18 +26,26 @@ class DraftTree:
     # Called for the record, outside the timed phases.
     features: Callable[[], torch.Tensor] | None = None
 
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    def first(self, count: int) -> "DraftTree":
+        """The first nodes only: level order keeps every parent."""
+        per_node = (tensor[:count] for tensor in (self.token_ids, self.parents, self.depths, self.logprobs, self.scores))
+        own = self.features
+        return DraftTree(*per_node, None if own is None else lambda: own()[: count + 1])
+
 
 class DraftSession(Protocol):
     """The draft state of one request."""
 
-    def propose(self, features: torch.Tensor, token_ids: torch.Tensor, shape: TreeShape) -> DraftTree:
+    def propose(self, features: torch.Tensor, token_ids: torch.Tensor) -> DraftTree:
         """Take what was committed since the last call, then propose a tree below the newest token.
 
         Args:
             features: [new, hidden] true target features of the newly committed positions, in order (the whole prompt
                 first, then root + accepted nodes of each step).
             token_ids: [new] the token that follows each of those positions; the last one is the root.
-            shape: tree settings.
         """
 
 
@@ -48,8 +56,12 @@ class DraftHead(Protocol):
     info: HeadInfo
     tree: TreeShape  # tuned defaults
 
-    def start(self, capacity: int) -> DraftSession:
-        """State for a request whose context never grows beyond `capacity` committed tokens."""
+    def start(self, capacity: int, shape: TreeShape) -> DraftSession:
+        """State for a request whose context never grows beyond `capacity` committed tokens.
+
+        Raises:
+            UsageError: the head can't draft such a tree.
+        """
 
     def draft_logits(self, features: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] draft features -> [rows, vocab] logits over the target's vocabulary (-inf where the head's

@@ -8,12 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from decoding.cache import TreeCache
 from decoding.embedded import NAME, embedded_path
 from decoding.errors import DraftscopeError, UsageError
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+# byte-level BPE writes each byte as one printable character
+_BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 @dataclass
@@ -59,6 +62,20 @@ class Target:
     @property
     def dtype(self) -> torch.dtype:
         return self.model.dtype
+
+    def token_text(self, token_id: int) -> str:
+        """Text of one token; bytes that are no text by themselves as <0xE2>; "" without a tokenizer."""
+        if self.tokenizer is None:
+            return f"<{token_id}>"
+        piece = self.tokenizer.convert_ids_to_tokens(token_id)
+        if piece is None:
+            return f"<{token_id}>"
+        if piece.startswith("\u2581"):  # sentencepiece writes a space as this block; decoding one token alone drops it
+            return piece.replace("\u2581", " ")
+        text = self.tokenizer.decode([token_id], skip_special_tokens=False, clean_up_tokenization_spaces=False)
+        if "\ufffd" in text and all(character in _BYTES for character in piece):
+            return "".join(f"<0x{_BYTES[character]:02X}>" for character in piece)
+        return text
 
     def new_cache(self, capacity: int) -> TreeCache:
         return TreeCache(self.model.config.get_text_config().num_hidden_layers, capacity)
