@@ -9,6 +9,7 @@ import os
 import pickle
 import shutil
 import tempfile
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,13 @@ class HeadMeta:
     tree: TreeShape | None = None
     results: dict[str, Any] = field(default_factory=dict)
 
+    @classmethod
+    def from_section(cls, section: dict[str, Any]) -> "HeadMeta":
+        """From a config's "draftscope" section; what a released head does not say stays at its default."""
+        known = {name: section[name] for name in cls.__dataclass_fields__ if section.get(name) is not None}
+        tree = known.pop("tree", None)
+        return cls(**{"method": "eagle", "target": "", **known}, tree=TreeShape(**tree) if tree else None)
+
 
 def read_config(folder: Path) -> dict[str, Any]:
     """The folder's config.json.
@@ -59,14 +67,14 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def read_tensors(folder: Path) -> dict[str, torch.Tensor]:
-    """All tensors of a head folder, on the CPU; safetensors first, a pickle only as plain tensors."""
-    safe, pickled = folder / WEIGHTS, folder / PICKLED
-    path = safe if safe.is_file() else pickled
-    if not path.is_file():
-        raise UsageError(f"{folder} is not a head: it has neither {WEIGHTS} nor {PICKLED}")
+def read_tensors(folder: Path, *names: str) -> dict[str, torch.Tensor]:
+    """All tensors of a head folder's first weights file that is there, on the CPU; a pickle only as plain tensors."""
+    names = names or (WEIGHTS, PICKLED)
+    path = next((folder / name for name in names if (folder / name).is_file()), None)
+    if path is None:
+        raise UsageError(f"{folder} is not a head: it has no {' or '.join(names)}")
     try:
-        tensors = load_file(path) if path == safe else torch.load(path, map_location="cpu", weights_only=True)
+        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
     except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"{path} is broken or not a weights file: {reason}") from error
@@ -79,27 +87,38 @@ def save_feature_head(
     folder: Path, module: FeatureHead, meta: HeadMeta, draft_vocab: torch.Tensor | None = None, dtype: torch.dtype = torch.bfloat16
 ) -> None:
     """Write a head folder, aside and then renamed. The target's embedding and `lm_head` are not copied into it."""
-    shape = module.shape
-    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in module.state_dict().items()}
+    config = {
+        **module.shape.llama.to_dict(),
+        "architectures": ["LlamaForCausalLM"],
+        "bias": module.shape.fc_bias,
+        "qkv_bias": module.shape.qkv_bias,
+    }
+    save_folder(folder, module.state_dict(), config, meta, draft_vocab, dtype)
+
+
+def save_folder(
+    folder: Path,
+    tensors: Mapping[str, torch.Tensor],
+    config: dict[str, Any],
+    meta: HeadMeta,
+    draft_vocab: torch.Tensor | None,
+    dtype: torch.dtype,
+    **section: Any,
+) -> None:
+    """Write config and tensors aside, then rename them into place; `section` adds to the "draftscope" section."""
+    tensors = {name: tensor.detach().to("cpu", dtype).contiguous() for name, tensor in tensors.items()}
     if draft_vocab is not None:
         tensors[DRAFT_VOCAB] = draft_vocab.to("cpu", torch.int64)
-    config = {
-        **shape.llama.to_dict(),
-        "architectures": ["LlamaForCausalLM"],
-        "bias": shape.fc_bias,
-        "qkv_bias": shape.qkv_bias,
-        "dtype": str(dtype).removeprefix("torch."),
-        SECTION: {**asdict(meta), "tree": meta.tree._asdict() if meta.tree else None},
-    }
+    own = {**asdict(meta), "tree": meta.tree._asdict() if meta.tree else None, **section}
+    config = {**config, "dtype": str(dtype).removeprefix("torch."), SECTION: own}
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
     try:
         save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
         (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-        for file in aside.iterdir():
-            file.chmod(0o644)
         folder.mkdir(exist_ok=True)
         for file in aside.iterdir():
+            file.chmod(0o644)
             os.replace(file, folder / file.name)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
@@ -129,18 +148,7 @@ def load_feature_head(folder: Path) -> tuple[FeatureHead, HeadMeta, torch.Tensor
     module = FeatureHead(FeatureShape(llama, fc_bias, qkv_bias or "layers.0.self_attn.q_proj.bias" in tensors))
     _check_fit(folder, module, tensors)
     module.to(tensors["fc.weight"].dtype).load_state_dict(tensors)
-    tree = section.get("tree")
-    meta = HeadMeta(
-        method=section.get("method", "eagle"),
-        target=section.get("target", ""),
-        align_steps=section.get("align_steps", 1),
-        adversary=section.get("adversary", False),
-        tokens_seen=section.get("tokens_seen"),
-        training=section.get("training", {}),
-        tree=TreeShape(**tree) if tree else None,
-        results=section.get("results", {}),
-    )
-    return module, meta, draft_vocab
+    return module, HeadMeta.from_section(section), draft_vocab
 
 
 def _check_fit(folder: Path, module: FeatureHead, tensors: dict[str, torch.Tensor]) -> None:
@@ -160,5 +168,10 @@ def check_target(name: str, module: FeatureHead, draft_vocab: torch.Tensor | Non
         raise UsageError(f"head {name} does not fit target {target}: its hidden size is {llama.hidden_size}, the target's {hidden_size}")
     if llama.vocab_size != vocab_size:
         raise UsageError(f"head {name} does not fit target {target}: its vocabulary has {llama.vocab_size} tokens, the target's {vocab_size}")
+    check_draft_vocab(name, draft_vocab, vocab_size)
+
+
+def check_draft_vocab(name: str, draft_vocab: torch.Tensor | None, vocab_size: int) -> None:
+    """Raises DraftscopeError where a draft vocabulary names tokens that the target does not have."""
     if draft_vocab is not None and (len(draft_vocab) == 0 or int(draft_vocab.max()) >= vocab_size or int(draft_vocab.min()) < 0):
         raise DraftscopeError(f"head {name} has a broken draft vocabulary: ids outside the target's {vocab_size} tokens")

@@ -9,6 +9,7 @@ from decoding.errors import DraftscopeError, UsageError
 from decoding.head import DraftHead
 from decoding.target import Target
 from heads.catalogue import catalogue
+from heads.medusa import MedusaDraftHead, is_medusa
 from heads.session import FeatureDraftHead
 
 
@@ -22,7 +23,9 @@ def load_head(source: str, target: Target) -> DraftHead:
         UsageError: unknown head, or one that does not fit the target.
         DraftscopeError: the hub can't be reached.
     """
-    return FeatureDraftHead.load(_folder(source), target, name=Path(source).name)
+    folder = _folder(source)
+    layout = MedusaDraftHead if is_medusa(folder) else FeatureDraftHead
+    return layout.load(folder, target, name=Path(source).name)
 
 
 def _folder(source: str) -> Path:
@@ -34,7 +37,7 @@ def _folder(source: str) -> Path:
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
         raise UsageError(f"unknown head {source!r}: shipped are {', '.join(shipped) or 'none'}; or give a folder or a hub id such as 'org/name'")
     try:
-        wanted = ["config.json", "*.safetensors", "pytorch_model.bin"]
+        wanted = ["config.json", "*.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"]
         return Path(snapshot_download(source, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise DraftscopeError(f"head {source!r} can't be had from the hub: {str(error).strip().splitlines()[0]}") from error

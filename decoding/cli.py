@@ -1,0 +1,152 @@
+"""`python -m decoding`: run one prompt, or measure methods against each other."""
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from decoding.errors import DraftscopeError, UsageError
+from decoding.records import Settings
+
+EXIT_FAILED, EXIT_USAGE = 1, 2
+
+
+def run_command(command: Callable[[], None]) -> int:
+    """Run a command; errors are one clear line. Returns the exit code: 0, 1 failed, 2 wrong arguments."""
+    try:
+        command()
+    except UsageError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_USAGE
+    except DraftscopeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return 130
+    except BrokenPipeError:
+        return EXIT_FAILED
+    return 0
+
+
+def add_target_options(parser: argparse.ArgumentParser) -> None:
+    """--target, --device, --dtype, --threads: the same everywhere."""
+    parser.add_argument("--target", default="embedded", help="'embedded', a folder, or a hub id (default: %(default)s)")
+    parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")
+    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
+
+
+def add_settings(parser: argparse.ArgumentParser) -> None:
+    """The fields of Settings as options; what is not given stays unset, so that a head's tuned tree counts."""
+    group = parser.add_argument_group("settings")
+    texts = {
+        "max_new_tokens": "tokens to generate at most",
+        "temperature": "0 = greedy",
+        "top_p": "nucleus sampling",
+        "top_k": "sample from the k best tokens, 0 = all",
+        "seed": "of the random draws",
+        "tree_depth": "drafted levels (default: the head's own)",
+        "tree_top_k": "children per node and beam width (default: the head's own)",
+        "tree_nodes": "drafted nodes that are verified, root not counted (default: the head's own)",
+    }
+    for name, text in texts.items():
+        default = Settings.model_fields[name].default
+        text += "" if "default" in text else f" (default: {default})"
+        group.add_argument(f"--{name.replace('_', '-')}", type=type(default), default=argparse.SUPPRESS, help=text)
+
+
+def settings_from(arguments: argparse.Namespace) -> Settings:
+    """Settings with only those fields set that were given."""
+    return Settings(**{name: value for name, value in vars(arguments).items() if name in Settings.model_fields})
+
+
+def prepare(arguments: argparse.Namespace):
+    """Load the target that the options name; torch is imported here, after the arguments were found right."""
+    import torch
+    from transformers.utils import logging
+
+    from decoding.target import load_target
+
+    logging.disable_progress_bar()
+    if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise UsageError("--threads is at least 1")
+        torch.set_num_threads(arguments.threads)
+    return load_target(arguments.target, arguments.device, arguments.dtype)
+
+
+def _run(arguments: argparse.Namespace) -> None:
+    settings = settings_from(arguments)
+    target = prepare(arguments)
+    from decoding.engine import Generation
+    from decoding.metrics import measure
+    from heads import load_head
+
+    head = load_head(arguments.head, target) if arguments.head else None
+    generation = Generation(target, head, arguments.prompt, settings)
+    try:
+        for _ in generation:
+            sys.stderr.write(f"\r{len(generation.output_ids)} tokens, {len(generation.steps)} steps")
+            sys.stderr.flush()
+    except KeyboardInterrupt:
+        pass  # what was made is kept and shown
+    sys.stderr.write("\n")
+    run = generation.run
+    if arguments.trace:
+        run.save(arguments.trace)
+    figures = measure(run)
+    print(run.text)
+    told = [f"{run.method}: {len(run.output_ids)} tokens in {figures.steps} steps ({run.finish_reason})", f"prefill {run.prefill_ms:.0f} ms"]
+    if figures.tokens_per_second:
+        told += [f"{figures.tokens_per_second:.1f} tokens/s", f"tau {figures.mean_acceptance_length:.2f}"]
+    print(", ".join(told), file=sys.stderr)
+
+
+def _bench(arguments: argparse.Namespace) -> None:
+    from decoding.prompts import read_prompts
+
+    settings = settings_from(arguments)
+    if arguments.repeats < 1 or arguments.warmup < 0 or (arguments.limit is not None and arguments.limit < 1):
+        raise UsageError("--repeats and --limit are at least 1, --warmup at least 0")
+    prompts = read_prompts(arguments.prompts, arguments.limit)
+    target = prepare(arguments)
+    from decoding.bench import bench, save, table
+    from heads import load_head
+
+    heads = [load_head(name, target) for name in arguments.head]
+    for head in heads:
+        settings.resolved(head.tree)  # contradictions are told before anything is measured
+    results = bench(target, heads, prompts, settings, repeats=arguments.repeats, warmup=arguments.warmup, peers=arguments.peers)
+    if arguments.out:
+        save(results, arguments.out)
+    print(table(results))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m decoding", description="Speculative decoding with learned draft heads.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    run = commands.add_parser("run", help="generate an answer to one prompt", formatter_class=argparse.RawTextHelpFormatter)
+    add_target_options(run)
+    run.add_argument("--head", help="name of a shipped head, a folder or a hub id (default: none, plain decoding)")
+    run.add_argument("--prompt", required=True, help="what the user says; the chat template is applied")
+    run.add_argument("--trace", type=Path, help="write the Run record here, as JSON")
+    add_settings(run)
+    run.set_defaults(function=_run)
+
+    bench = commands.add_parser("bench", help="measure heads against plain decoding")
+    add_target_options(bench)
+    bench.add_argument("--head", action="append", default=[], help="a head to measure; may be given several times")
+    bench.add_argument("--prompts", type=Path, nargs="+", required=True, help='JSON lines {"id", "category", "turns"}')
+    bench.add_argument("--limit", type=int, help="only the first N prompts of each file")
+    bench.add_argument("--repeats", type=int, default=1, help="default: %(default)s")
+    bench.add_argument("--warmup", type=int, default=1, help="uncounted runs per method (default: %(default)s)")
+    bench.add_argument("--peers", action="store_true", help="measure transformers' generate too, plain and with prompt lookup")
+    bench.add_argument("--out", type=Path, help="write the results here, as JSON")
+    add_settings(bench)
+    bench.set_defaults(function=_bench)
+
+    arguments = parser.parse_args(argv)
+    return run_command(lambda: arguments.function(arguments))
