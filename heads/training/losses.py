@@ -98,12 +98,13 @@ def step_loss(
         output: [rows, hidden] head outputs of the supervised rows.
         features: [rows, hidden] the target features that they should be.
         teacher: [rows, vocab] target distributions there.
-        row_weights: [rows] how much each row counts (1 in training; 0 where it is padding).
+        row_weights: [rows] 1, or 0 where the text goes on with a token outside the draft vocabulary: there only the
+            feature is learned, since no distribution over the draft vocabulary is right.
         lm_head: [vocab, hidden], frozen.
     """
-    count = row_weights.sum() + 1e-5
     regression = functional.smooth_l1_loss(output.float(), features.float(), reduction="none").mean(-1)
-    feature_loss = (regression * row_weights).sum() / count
+    feature_loss = regression.sum() / (len(regression) + 1e-5)
+    count = row_weights.sum() + 1e-5
     distilled, soft, top, agreed = _Distillation.apply(
         output, lm_head, teacher, row_weights, weights.soft, weights.top, weights.top_k
     )

@@ -1,0 +1,7 @@
+"""`python -m heads`."""
+
+import sys
+
+from heads.cli import main
+
+sys.exit(main())

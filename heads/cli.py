@@ -1,0 +1,115 @@
+"""`python -m heads`: write training text, train heads, and evaluate them."""
+
+import argparse
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from decoding.cli import add_settings, add_target_options, prepare, run_command, settings_from
+from decoding.errors import UsageError
+
+RECIPE_OPTIONS = {
+    "layers": (int, "decoder layers of the head (K)"),
+    "align_steps": (int, "HASS alignment steps (1 = EAGLE)"),
+    "feature_weight": (float, "weight of the SmoothL1 feature loss"),
+    "soft_weight": (float, "weight of the soft cross-entropy (papers: 0.1)"),
+    "top_weight": (float, "weight of HASS's top-K loss"),
+    "top_k": (int, "K of the top-K loss"),
+    "noise": (float, "uniform noise on input features (EAGLE)"),
+    "learning_rate": (float, "peak learning rate"),
+    "batch_tokens": (int, "padded tokens of a batch"),
+    "epochs": (int, "times the text is seen"),
+    "draft_vocab": (int, "propose only the N most frequent tokens (default: all)"),
+    "weight_decay": (float, "of AdamW"),
+    "clip_norm": (float, "largest gradient norm"),
+    "seed": (int, "of initial weights, order and noise"),
+}
+
+
+def _synthesize(arguments: argparse.Namespace) -> None:
+    target = prepare(arguments)
+    from heads.training.synthesize import synthesize
+
+    report = synthesize(target, arguments.tokens, arguments.out, arguments.batch, arguments.seed)
+    print(json.dumps(report, indent=1))
+
+
+def _train(arguments: argparse.Namespace) -> None:
+    from heads.training.allocator import keep_memory
+
+    keep_memory()
+    target = prepare(arguments)
+    from heads.training.train import recipe_for, train
+
+    changes = {name: getattr(arguments, name) for name in RECIPE_OPTIONS}
+    command = shlex.join(["python", "-m", "heads", *sys.argv[1:]])
+    figures = train(
+        target,
+        recipe_for(arguments.method, **changes),
+        arguments.data,
+        arguments.out,
+        max_length=arguments.max_length,
+        checkpoint_minutes=arguments.checkpoint_minutes,
+        max_minutes=arguments.max_minutes,
+        command=command,
+    )
+    print(f"{arguments.out}: held-out top-1 by draft step {figures['top1']}, top-4 {figures['top4']}")
+
+
+def _evaluate(arguments: argparse.Namespace) -> None:
+    from decoding.prompts import read_prompts
+
+    prompts = read_prompts(arguments.prompts, arguments.limit)
+    settings = settings_from(arguments)
+    target = prepare(arguments)
+    from decoding.bench import save
+    from heads import load_head
+    from heads.evaluate import evaluate, table
+
+    results = evaluate(target, [load_head(name, target) for name in arguments.head], prompts, settings)
+    if arguments.out:
+        save(results, arguments.out)
+    print(table(results))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m heads", description="Train and evaluate draft heads.")
+    commands = parser.add_subparsers(dest="command", required=True)
+
+    synthesize = commands.add_parser("synthesize", help="let the target write dialogues to train on; resumes where it stopped")
+    add_target_options(synthesize)
+    synthesize.add_argument("--tokens", type=int, required=True, help="answer tokens that the folder shall hold in the end")
+    synthesize.add_argument("--out", type=Path, required=True, help="folder of the text")
+    synthesize.add_argument("--batch", type=int, default=128, help="dialogues written at once (default: %(default)s)")
+    synthesize.add_argument("--seed", type=int, default=0, help="default: %(default)s")
+    synthesize.set_defaults(function=_synthesize)
+
+    train = commands.add_parser("train", help="train a head; resumes from a checkpoint in --out")
+    add_target_options(train)
+    train.add_argument("--method", required=True, help="eagle, hass, koala-eagle or hass-koala")
+    train.add_argument("--data", type=Path, nargs="+", required=True, help="folders made by 'synthesize'")
+    train.add_argument("--out", type=Path, required=True, help="folder of the head, its checkpoint and metrics.jsonl")
+    train.add_argument("--max-length", type=int, default=2048, help="dialogues are cut here (default: %(default)s)")
+    train.add_argument("--checkpoint-minutes", type=float, default=5.0, help="a kill loses at most this (default: %(default)s)")
+    train.add_argument("--max-minutes", type=float, help="stop after this long, leaving a checkpoint")
+    group = train.add_argument_group("recipe (default: what the method sets)")
+    for name, (kind, text) in RECIPE_OPTIONS.items():
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+    train.set_defaults(function=_train)
+
+    evaluate = commands.add_parser("evaluate", help="acceptance of heads on prompts, side by side")
+    add_target_options(evaluate)
+    evaluate.add_argument("--head", action="append", required=True, help="a head; may be given several times")
+    evaluate.add_argument("--prompts", type=Path, nargs="+", required=True, help='JSON lines {"id", "category", "turns"}')
+    evaluate.add_argument("--limit", type=int, help="only the first N prompts of each file")
+    evaluate.add_argument("--out", type=Path, help="write the results here, as JSON")
+    add_settings(evaluate)
+    evaluate.set_defaults(function=_evaluate)
+
+    arguments = parser.parse_args(argv)
+    if getattr(arguments, "limit", None) is not None and arguments.limit < 1:
+        parser.error("--limit is at least 1")
+    return run_command(lambda: arguments.function(arguments))
