@@ -149,7 +149,9 @@ def _results(
         if runs:
             entry |= _figures(measure(runs))
             entry["tree"] = runs[0].settings.tree._asdict() if name in heads_by_name else None
-            entry["per_set"] = {source: _figures(measure([s.run for s in own if s.run and s.source == source])) for source in _sources(prompts)}
+            entry["per_set"] = {
+                source: _figures(measure([s.run for s in own if s.run and s.source == source])) for source in _sources(prompts)
+            }
             entry["lossless"] = _lossless(own, plain)
         if name in heads_by_name:
             entry["head"] = heads_by_name[name].info.model_dump()

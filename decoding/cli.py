@@ -97,7 +97,10 @@ def _run(arguments: argparse.Namespace) -> None:
         run.save(arguments.trace)
     figures = measure(run)
     print(run.text)
-    told = [f"{run.method}: {len(run.output_ids)} tokens in {figures.steps} steps ({run.finish_reason})", f"prefill {run.prefill_ms:.0f} ms"]
+    told = [
+        f"{run.method}: {len(run.output_ids)} tokens in {figures.steps} steps ({run.finish_reason})",
+        f"prefill {run.prefill_ms:.0f} ms",
+    ]
     if figures.tokens_per_second:
         told += [f"{figures.tokens_per_second:.1f} tokens/s", f"tau {figures.mean_acceptance_length:.2f}"]
     print(", ".join(told), file=sys.stderr)

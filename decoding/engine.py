@@ -34,12 +34,14 @@ class Generation:
         *,
         draws: Draws | None = None,
         cancelled: Callable[[], bool] = lambda: False,
+        drift: bool = False,
     ) -> None:
         """
         Args:
             head: None = plain decoding.
             prompt: a user's text (the chat template is applied), a conversation, or raw token ids.
             draws: the source of random numbers; None = seeded from the settings.
+            drift: also record how far the head's features and distributions are from the target's (costs record_ms).
 
         Raises:
             UsageError: an empty prompt, one that does not fit the context, or settings that contradict each other.
@@ -56,7 +58,7 @@ class Generation:
         stops = self.settings.stop_token_ids
         self.stop_ids = target.stop_token_ids if stops is None else frozenset(stops)
         self.draws = draws or Draws(self.settings.seed)
-        self.cancelled = cancelled
+        self.cancelled, self.drift = cancelled, drift
         self.steps: list[Step] = []
         self.output_ids: list[int] = []
         self.finish_reason: FinishReason = "cancelled"  # what it is until it finishes otherwise
@@ -244,7 +246,19 @@ class Generation:
             best = logits[rows].float().topk(min(2, logits.shape[-1]), dim=-1)
             fields["margins"] = (best.values[:, 0] - best.values[:, -1]).tolist()
             fields["runner_up_ids"] = best.indices[:, -1].tolist()
+        if self.drift and tree.features is not None:
+            fields |= self._drift(tree.features()[rows], features[rows], logits[rows])
         return fields
+
+    def _drift(self, own: torch.Tensor, features: torch.Tensor, logits: torch.Tensor) -> dict[str, list[float | None]]:
+        """Head against target along root + accepted nodes: cosine and distance of features, overlap of distributions."""
+        drafted = ~own.isnan().any(dim=-1)
+        cosine = torch.cosine_similarity(own.float(), features.float(), dim=-1)
+        distance = (own.float() - features.float()).norm(dim=-1)
+        p, q = (torch.softmax(rows.float(), dim=-1) for rows in (logits, self.head.draft_logits(own.nan_to_num())))
+        measured = {"drift_cosine": cosine, "drift_distance": distance, "overlap": torch.minimum(p, q).sum(-1)}
+        known = drafted.tolist()
+        return {name: [v if ok else None for v, ok in zip(values.tolist(), known, strict=True)] for name, values in measured.items()}
 
 
 def _node_probabilities(logits: torch.Tensor, tree: DraftTree, settings: Settings) -> list[float]:
@@ -312,7 +326,12 @@ def _cpu_name() -> str:
 
 
 def stream(
-    target: Target, head: DraftHead | None, prompt: Prompt, settings: Settings | None = None, *, draws: Draws | None = None,
+    target: Target,
+    head: DraftHead | None,
+    prompt: Prompt,
+    settings: Settings | None = None,
+    *,
+    draws: Draws | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Iterator[Step]:
     """One Step per target forward, as it happens (see Generation for the arguments)."""
@@ -320,7 +339,12 @@ def stream(
 
 
 def generate(
-    target: Target, head: DraftHead | None, prompt: Prompt, settings: Settings | None = None, *, draws: Draws | None = None,
+    target: Target,
+    head: DraftHead | None,
+    prompt: Prompt,
+    settings: Settings | None = None,
+    *,
+    draws: Draws | None = None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> Run:
     """Decode to the end and return the record (see Generation for the arguments)."""

@@ -63,10 +63,7 @@ class Metrics:
         """n-alpha: the same, given that depth n-1 was accepted and the tree went that deep; None where never tried."""
         out = []
         for depth in self._depths():
-            tried = sum(
-                length >= depth - 1 and reach >= depth
-                for length, reach in zip(self.accepted_lengths, self.reachable, strict=True)
-            )
+            tried = sum(length >= depth - 1 and reach >= depth for length, reach in zip(self.accepted_lengths, self.reachable, strict=True))
             out.append(sum(length >= depth for length in self.accepted_lengths) / tried if tried else None)
         return out
 

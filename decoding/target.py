@@ -168,7 +168,11 @@ def load_target(source: str, device: str = "auto", dtype: str = "auto") -> Targe
     picked = pick_device(device)
     kind = pick_dtype(dtype, picked)
     path = str(embedded_path()) if source == "embedded" else source
-    if source != "embedded" and not Path(path).is_dir() and (Path(path).exists() or len(Path(path).parts) != 2 or path.startswith((".", "/", "~"))):
+    if (
+        source != "embedded"
+        and not Path(path).is_dir()
+        and (Path(path).exists() or len(Path(path).parts) != 2 or path.startswith((".", "/", "~")))
+    ):
         raise UsageError(f"unknown target {source!r}: give 'embedded', a folder with config.json, or a hub id such as 'org/name'")
     sharded = device == "auto" and picked == "cuda" and torch.cuda.device_count() > 1
     try:

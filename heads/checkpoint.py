@@ -167,7 +167,9 @@ def check_target(name: str, module: FeatureHead, draft_vocab: torch.Tensor | Non
     if llama.hidden_size != hidden_size:
         raise UsageError(f"head {name} does not fit target {target}: its hidden size is {llama.hidden_size}, the target's {hidden_size}")
     if llama.vocab_size != vocab_size:
-        raise UsageError(f"head {name} does not fit target {target}: its vocabulary has {llama.vocab_size} tokens, the target's {vocab_size}")
+        raise UsageError(
+            f"head {name} does not fit target {target}: its vocabulary has {llama.vocab_size} tokens, the target's {vocab_size}"
+        )
     check_draft_vocab(name, draft_vocab, vocab_size)
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decoding.cli import add_settings, add_target_options, prepare, run_command, settings_from
-from decoding.errors import UsageError
 
 RECIPE_OPTIONS = {
     "layers": (int, "decoder layers of the head (K)"),

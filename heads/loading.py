@@ -35,7 +35,9 @@ def _folder(source: str) -> Path:
     if Path(source).is_dir():
         return Path(source)
     if source.count("/") != 1 or source.startswith((".", "/", "~")):
-        raise UsageError(f"unknown head {source!r}: shipped are {', '.join(shipped) or 'none'}; or give a folder or a hub id such as 'org/name'")
+        raise UsageError(
+            f"unknown head {source!r}: shipped are {', '.join(shipped) or 'none'}; or give a folder or a hub id such as 'org/name'"
+        )
     try:
         wanted = ["config.json", "*.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"]
         return Path(snapshot_download(source, allow_patterns=wanted))

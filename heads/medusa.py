@@ -137,11 +137,15 @@ class MedusaDraftHead:
         choices: Sequence[Sequence[int]] = MC_SIM_7B_63,
     ) -> None:
         if module.hidden != target.hidden_size:
-            raise UsageError(f"head {name} does not fit target {target.name}: its hidden size is {module.hidden}, the target's {target.hidden_size}")
+            raise UsageError(
+                f"head {name} does not fit target {target.name}: its hidden size is {module.hidden}, the target's {target.hidden_size}"
+            )
         check_draft_vocab(name, draft_vocab, target.vocab_size)
         vocab = target.vocab_size if draft_vocab is None else len(draft_vocab)
         if module.own_vocab not in (None, vocab):
-            raise UsageError(f"head {name} does not fit target {target.name}: its lm_heads have {module.own_vocab} tokens, expected {vocab}")
+            raise UsageError(
+                f"head {name} does not fit target {target.name}: its lm_heads have {module.own_vocab} tokens, expected {vocab}"
+            )
         self.name, self.meta, self.target = name, meta, target
         self.module = module.to(target.device, target.dtype).eval().requires_grad_(False)
         self.draft_vocab = None if draft_vocab is None else draft_vocab.to(target.device)
@@ -216,7 +220,9 @@ def load_medusa_head(folder: Path) -> tuple[MedusaHead, HeadMeta, torch.Tensor |
         positions = 1 + max(int(key[0]) for key in keys)
         layers = 1 + max(int(key[1]) for key in keys if key[2] == "linear")
     except (ValueError, IndexError) as error:
-        raise UsageError(f"{folder} has no Medusa heads that can be read: its tensors are {', '.join(sorted(tensors)[:4]) or 'none'}") from error
+        raise UsageError(
+            f"{folder} has no Medusa heads that can be read: its tensors are {', '.join(sorted(tensors)[:4]) or 'none'}"
+        ) from error
     first = tensors.get(f"{PREFIX}0.0.linear.weight")
     own = tensors.get(f"{PREFIX}0.{layers}.weight")
     if first is None or first.ndim != 2:

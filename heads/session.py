@@ -17,9 +17,7 @@ from heads.feature import FeatureHead
 class FeatureDraftHead:
     """A FeatureHead bound to its target (decoding.head.DraftHead)."""
 
-    def __init__(
-        self, name: str, module: FeatureHead, meta: HeadMeta, target: Target, draft_vocab: torch.Tensor | None = None
-    ) -> None:
+    def __init__(self, name: str, module: FeatureHead, meta: HeadMeta, target: Target, draft_vocab: torch.Tensor | None = None) -> None:
         """
         Args:
             draft_vocab: [tokens] ascending target token ids that the head may propose; None = all (FR-Spec, 2502.14856).

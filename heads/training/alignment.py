@@ -29,9 +29,7 @@ class AlignedAttention:
         self.history[layer].append((key, value))
         versions, m = self.history[layer], self.version
         if m == 0:
-            return functional.scaled_dot_product_attention(
-                query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1]
-            )
+            return functional.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=query.shape[1] != key.shape[1])
         batch, heads, rows, dim = query.shape
         kv_heads = key.shape[1]
         grouped = query.view(batch, kv_heads, heads // kv_heads, rows, dim) * dim**-0.5

@@ -28,9 +28,7 @@ class Dialogue:
         return sum(end - start for start, end in self.spans)
 
     def to_json(self) -> str:
-        return json.dumps(
-            {"kind": self.kind, "temperature": self.temperature, "spans": self.spans, "ids": self.ids}, separators=(",", ":")
-        )
+        return json.dumps({"kind": self.kind, "temperature": self.temperature, "spans": self.spans, "ids": self.ids}, separators=(",", ":"))
 
 
 def fingerprint(dialogue: Dialogue) -> str:

@@ -105,8 +105,6 @@ def step_loss(
     regression = functional.smooth_l1_loss(output.float(), features.float(), reduction="none").mean(-1)
     feature_loss = regression.sum() / (len(regression) + 1e-5)
     count = row_weights.sum() + 1e-5
-    distilled, soft, top, agreed = _Distillation.apply(
-        output, lm_head, teacher, row_weights, weights.soft, weights.top, weights.top_k
-    )
+    distilled, soft, top, agreed = _Distillation.apply(output, lm_head, teacher, row_weights, weights.soft, weights.top, weights.top_k)
     total = weights.feature * feature_loss + distilled / count
     return StepLoss(total, feature_loss.item(), (soft / count).item(), (top / count).item(), (agreed / count).item())

@@ -295,7 +295,12 @@ class Trainer:
         embeddings = self.target.embedding(ids[:, 1:].to(self.target.embedding.weight.device)).to(device)
         wanted = features[:, 1:][supervised]
         return Batch(
-            embeddings, features[:, :-1], supervised, wanted, teacher_distribution(wanted, self.lm_head), self.in_vocab[following].float().to(device)
+            embeddings,
+            features[:, :-1],
+            supervised,
+            wanted,
+            teacher_distribution(wanted, self.lm_head),
+            self.in_vocab[following].float().to(device),
         )
 
     def _draft_vocab(self) -> tuple[torch.Tensor | None, dict[str, float]]:

@@ -1,0 +1,107 @@
+"""What heads are worth on prompts, side by side: acceptance, agreement and overlap by depth, and what drafting costs."""
+
+import sys
+from datetime import datetime, timezone
+from typing import Any
+
+from tqdm import tqdm
+
+from decoding.engine import Generation, environment
+from decoding.head import DraftHead
+from decoding.metrics import measure
+from decoding.prompts import Prompt
+from decoding.records import Run, Settings, Step
+from decoding.target import Target
+
+
+def evaluate(target: Target, heads: list[DraftHead], prompts: list[Prompt], settings: Settings) -> dict[str, Any]:
+    """Run every head on every prompt.
+
+    Returns:
+        JSON-ready figures per head, in all and per prompt file.
+    """
+    out: dict[str, Any] = {}
+    with tqdm(total=len(heads) * len(prompts), unit="run", desc="evaluate", file=sys.stderr) as bar:
+        for head in heads:
+            runs: dict[str, list[Run]] = {}
+            for prompt in prompts:
+                generation = Generation(target, head, prompt.text, settings, drift=True)
+                for _ in generation:
+                    pass
+                runs.setdefault(prompt.source, []).append(generation.run)
+                bar.update()
+            every = [run for own in runs.values() for run in own]
+            out[head.name] = {
+                "head": head.info.model_dump(),
+                "tree": every[0].settings.tree._asdict(),
+                **figures(every),
+                "per_set": {source: figures(own) for source, own in runs.items()},
+            }
+    return {
+        "schema": "draftscope.evaluation/1",
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "command": "python -m heads " + " ".join(sys.argv[1:]),
+        "target": target.name,
+        "environment": environment(target).model_dump(),
+        "settings": settings.model_dump(),
+        "prompts": len(prompts),
+        "heads": out,
+    }
+
+
+def figures(runs: list[Run]) -> dict[str, Any]:
+    """tau, both kinds of acceptance, and what the head got right at each place where it drafted."""
+    total = measure(runs)
+    steps = [step for run in runs for step in run.steps if step.node_ids]
+    ranks = [rank for step in steps for rank in _ranks(step)]
+    by_depth = [[step.overlap[d] for step in steps if len(step.overlap) > d and step.overlap[d] is not None] for d in range(16)]
+    cosines = [
+        [step.drift_cosine[d] for step in steps if len(step.drift_cosine) > d and step.drift_cosine[d] is not None] for d in range(16)
+    ]
+    return {
+        "mean_acceptance_length": total.mean_acceptance_length,
+        "acceptance_by_depth": total.acceptance_by_depth,
+        "conditional_acceptance": total.conditional_acceptance,
+        "top1_agreement": _share(ranks, 1),
+        "top4_agreement": _share(ranks, 4),
+        "overlap_by_depth": [sum(values) / len(values) for values in by_depth if values],
+        "feature_cosine_by_depth": [sum(values) / len(values) for values in cosines if values],
+        "draft_ms_per_step": total.phase_ms["draft"] / max(total.steps, 1),
+        "steps": total.steps,
+    }
+
+
+def _ranks(step: Step) -> list[int]:
+    """At the root and each accepted node with children: the rank of the token that the target chose (large = not drafted)."""
+    children: dict[int, list[int]] = {}
+    for token_id, parent in zip(step.node_ids, step.parents, strict=True):
+        children.setdefault(parent, []).append(token_id)
+    chosen = [*(step.node_ids[node] for node in step.accepted), step.bonus_id]
+    out = []
+    for node, token_id in zip([-1, *step.accepted], chosen, strict=True):
+        if node in children:
+            out.append(children[node].index(token_id) if token_id in children[node] else 1 << 30)
+    return out
+
+
+def _share(ranks: list[int], best: int) -> float | None:
+    return sum(rank < best for rank in ranks) / len(ranks) if ranks else None
+
+
+def table(results: dict[str, Any]) -> str:
+    """The result as text."""
+    env = results["environment"]
+    lines = [
+        f"{results['target']} on {env['machine']} ({env['dtype']}, {env['threads']} threads), {results['prompts']} prompts, "
+        f"temperature {results['settings']['temperature']}",
+        f"{'head':<16} {'tree':<9} {'tau':>5}  {'top-1':>5}  {'top-4':>5}  {'draft ms':>8}  given the depth before: 1, 2, ...",
+    ]
+    for name, entry in results["heads"].items():
+        tree = "{depth}/{top_k}/{nodes}".format(**entry["tree"])
+        given = " ".join("-" if value is None else f"{value:.2f}" for value in entry["conditional_acceptance"])
+        cells = [entry["mean_acceptance_length"], entry["top1_agreement"], entry["top4_agreement"]]
+        told = "  ".join(f"{'-':>5}" if value is None else f"{value:>5.2f}" for value in cells)
+        lines.append(f"{name:<16} {tree:<9} {told}  {entry['draft_ms_per_step']:>8.1f}  {given}")
+        sets = "; ".join(f"{source} {own['mean_acceptance_length']:.2f}" for source, own in entry["per_set"].items() if own["steps"])
+        lines.append(f"{'':<16} tau by set: {sets}; overlap by depth: {' '.join(f'{v:.2f}' for v in entry['overlap_by_depth'])}")
+    return "\n".join(lines)
