@@ -16,8 +16,30 @@ much your way well down should because each just those people how too little sta
 between both life being under never day same another know while last might us great old year off come since against go came right used take
 three""".split()
 # tokens that a page may get wrong: markup, quotes, whitespace, bytes, right-to-left text, emoji, no text at all
-HOSTILE = ["<script>alert(1)</script>", "</div>", '"><img src=x onerror=alert(2)>', "${value}", "{{value}}", "`", "\\", "\n", "\t", "  ", "\u202eabc",
-           "شلوم", "שלום", "👩‍👩‍👧‍👦", "é", "\u200b", "&lt;", "'", "x" * 10_000, "-->", "\u0000", "漢字"]
+HOSTILE = [
+    "<script>alert(1)</script>",
+    "</div>",
+    '"><img src=x onerror=alert(2)>',
+    "${value}",
+    "{{value}}",
+    "`",
+    "\\",
+    "\n",
+    "\t",
+    "  ",
+    "\u202eabc",
+    "شلوم",
+    "שלום",
+    "👩‍👩‍👧‍👦",
+    "é",
+    "\u200b",
+    "&lt;",
+    "'",
+    "x" * 10_000,
+    "-->",
+    "\u0000",
+    "漢字",
+]
 
 
 def words(hostile: bool = False) -> list[str]:

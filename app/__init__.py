@@ -1,0 +1,1 @@
+"""The page: layout, lanes, trees, charts, replay. It reads Run records, never tensors."""

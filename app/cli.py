@@ -1,0 +1,54 @@
+"""Arguments of `python app.py`."""
+
+import argparse
+import sys
+from typing import NoReturn
+
+from app.models import EMBEDDED, Models
+from decoding.errors import DraftscopeError
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The arguments, see `python app.py --help`."""
+    out = _Parser(prog="app.py", description="Draftscope: watch draft heads guess and the target check them.")
+    out.add_argument("--target", default=EMBEDDED, metavar="ID", help="'embedded', a folder, or a hub id (default: embedded)")
+    out.add_argument(
+        "--head", action="append", default=[], metavar="ID", help="a head beside the shipped ones: a folder or a hub id; may be repeated"
+    )
+    out.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: auto)")
+    out.add_argument("--dtype", default="auto", metavar="T", help="auto, float32, bfloat16 or float16 (default: auto)")
+    out.add_argument("--host", default=None, metavar="H", help="address to listen on (default: this machine only)")
+    out.add_argument("--port", type=int, default=None, metavar="P", help="port to listen on (default: the first free one from 7860)")
+    out.add_argument(
+        "--allow-custom-models",
+        action="store_true",
+        help="let visitors name targets and heads of their own (they are downloaded and loaded)",
+    )
+    return out
+
+
+def models_of(arguments: argparse.Namespace) -> Models:
+    """The registry for these arguments. What was named is loaded now, so that a mistake ends the program in one line;
+    with nothing named nothing is loaded and the page opens at once.
+
+    Raises:
+        SystemExit: 2 with one line where a name or value is wrong.
+    """
+    models = Models(arguments.target, arguments.device, arguments.dtype, tuple(arguments.head), arguments.allow_custom_models)
+    named = arguments.target != EMBEDDED or arguments.head or arguments.device != "auto" or arguments.dtype != "auto"
+    if arguments.port is not None and not 1 <= arguments.port <= 65535:
+        parser().error(f"port {arguments.port} is not between 1 and 65535")
+    if named:
+        try:
+            target = models.target(arguments.target)
+            for source in arguments.head:
+                models.head(source, target)
+        except DraftscopeError as error:
+            print(f"app.py: {error}", file=sys.stderr)
+            raise SystemExit(2) from None
+    return models

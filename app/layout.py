@@ -1,0 +1,98 @@
+"""The page as Gradio parts: controls at the left, lanes at the right, tabs below them."""
+
+import json
+from dataclasses import dataclass
+
+import gradio as gr
+
+from app.models import Models
+from app.prompts import Example, examples
+from decoding.records import Settings, TreeShape
+
+HEADER = """<div class="ds-header"><h1>Draftscope</h1>
+<p>A small <b>draft head</b> guesses several tokens ahead; the large <b>target</b> checks all guesses in one forward and keeps those
+it would have written itself. Same text, fewer forwards. Here you see every guess, why it was kept or dropped, and where the time went.</p></div>"""
+
+
+@dataclass
+class Parts:
+    """The parts that handlers read or write."""
+
+    token: gr.State
+    prompt: gr.Textbox
+    examples: list[tuple[gr.Button, Example]]
+    target: gr.Dropdown
+    methods: gr.CheckboxGroup | gr.Dropdown
+    run: gr.Button
+    stop: gr.Button
+    settings: list[gr.components.Component]  # in the order of SETTINGS
+    pool: gr.Markdown
+    lanes: gr.HTML
+
+
+TREE_SETTINGS = ("tree_depth", "tree_top_k", "tree_nodes")
+SETTINGS = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", *TREE_SETTINGS)
+
+
+def drawing(view: str, value: object = None, **options: object) -> gr.HTML:
+    """A part that the page's own script draws. Its template never shows the value: the script does, as text."""
+    watched = "watch" if value is not None else "null"
+    return gr.HTML(
+        value=value,
+        html_template='<div class="ds-root"></div>',
+        js_on_load=f"draftscope.mount(element, {json.dumps(view)}, props, {watched})",
+        apply_default_css=False,
+        **options,
+    )
+
+
+def controls(models: Models) -> Parts:
+    """The column at the left."""
+    defaults = Settings()
+    token = gr.State("")
+    prompt = gr.Textbox(label="Prompt", lines=3, max_lines=8, placeholder="Ask the target something", elem_id="ds-prompt")
+    with gr.Row(elem_classes="ds-examples"):
+        buttons = [(gr.Button(example.title, size="sm", min_width=60), example) for example in examples()]
+    offers = models.offers()
+    names = [(offer.label, offer.source) for offer in offers]
+    if models.allow_custom:
+        methods = gr.Dropdown(
+            names,
+            value=[source for _, source in names[:3]],
+            multiselect=True,
+            allow_custom_value=True,
+            label="Methods (2 to 4)",
+            elem_id="ds-methods",
+        )
+    else:
+        methods = gr.CheckboxGroup(names, value=[source for _, source in names[:3]], label="Methods (2 to 4)", elem_id="ds-methods")
+    with gr.Row():
+        run = gr.Button("Run", variant="primary", elem_id="ds-run", min_width=100)
+        stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="ds-stop", min_width=100)
+    with gr.Accordion("Target and settings", open=False, elem_id="ds-settings"):
+        target = gr.Dropdown(
+            models.targets(), value=models.source, label="Target", allow_custom_value=models.allow_custom, elem_id="ds-target"
+        )
+        fields = [
+            gr.Slider(1, 512, value=96, step=1, label="New tokens, at most"),
+            gr.Slider(
+                0, 2, value=defaults.temperature, step=0.05, label="Temperature", info="0 = greedy: the output must equal plain decoding"
+            ),
+            gr.Slider(0.05, 1, value=defaults.top_p, step=0.05, label="Top-p"),
+            gr.Number(defaults.top_k, label="Top-k", precision=0, info="0 = off"),
+            gr.Number(defaults.seed, label="Seed", precision=0),
+            gr.Number(None, label="Tree depth", precision=0, info="Levels drafted", placeholder="head's own"),
+            gr.Number(None, label="Tree top-k", precision=0, info="Children per node", placeholder="head's own"),
+            gr.Number(None, label="Tree nodes", precision=0, info="Nodes verified, root apart", placeholder="head's own"),
+        ]
+        pool = gr.Markdown(pool_line(None, None, None), elem_classes="ds-small")
+    return Parts(token, prompt, buttons, target, methods, run, stop, fields, pool, None)  # type: ignore[arg-type]
+
+
+def pool_line(depth: float | None, top_k: float | None, nodes: float | None) -> str:
+    """What the tree settings give, in words. Gradio sends 0 for a number field that is empty."""
+    if not depth or not top_k:
+        return "Empty tree fields (or 0) take the values that each head was tuned for."
+    pool = TreeShape(int(depth), int(top_k), 1).pool
+    chosen = "the head's own number" if not nodes else f"{int(nodes)}"
+    return f"Depth {int(depth)} and top-k {int(top_k)} give {pool} candidates; {chosen} of them are verified."

@@ -1,0 +1,76 @@
+"""Make the recorded runs that the page opens on: `python -m app.record` (all shipped heads, on this machine)."""
+
+import argparse
+import json
+import re
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+from app.library import RUNS, SUFFIX, save_packed
+from app.methods import METHODS
+from app.models import EMBEDDED, Models
+from app.prompts import PROMPTS, examples
+from decoding.errors import DraftscopeError
+from decoding.records import AUTOREGRESSIVE, Run, Settings
+
+
+def record_prompt(models: Models, source: str, methods: list[str], prompt: str, settings: Settings) -> list[Run]:
+    """One run for each method, one after the other in this process, plain decoding first; each head is warmed up before."""
+    from decoding import generate
+
+    target = models.target(source)
+    runs = []
+    for name in methods:
+        head = models.head(name, target)
+        models.warm_up(name, target, head)
+        runs.append(generate(target, head, prompt, settings))
+    return runs
+
+
+def parser() -> argparse.ArgumentParser:
+    out = argparse.ArgumentParser(prog="python -m app.record", description="Record the runs that the page shows without weights.")
+    out.add_argument("--target", default=EMBEDDED, metavar="T", help="'embedded', a folder, or a hub id")
+    out.add_argument(
+        "--head", action="append", default=[], metavar="H", help="heads to record, in this order (default: all shipped for the target)"
+    )
+    out.add_argument("--prompts", type=Path, default=PROMPTS, metavar="FILE", help="prompt file (default: the examples of the page)")
+    out.add_argument("--limit", type=int, default=None, metavar="N", help="only the first N prompts")
+    out.add_argument("--max-new-tokens", type=int, default=96, metavar="N")
+    out.add_argument("--temperature", type=float, default=0.0, metavar="T")
+    out.add_argument("--device", default="auto", metavar="D")
+    out.add_argument("--dtype", default="auto", metavar="D")
+    out.add_argument("--out", type=Path, default=RUNS, metavar="DIR", help="replaced when all is recorded (default: the page's own)")
+    return out
+
+
+def main(arguments: list[str] | None = None) -> int:
+    options = parser().parse_args(arguments)
+    models = Models(options.target, options.device, options.dtype, tuple(options.head))
+    methods = [AUTOREGRESSIVE, *(options.head or [offer.source for offer in models.offers() if offer.source != AUTOREGRESSIVE])]
+    aside = Path(tempfile.mkdtemp(prefix="draftscope-runs-"))
+    try:
+        settings = Settings(max_new_tokens=options.max_new_tokens, temperature=options.temperature)
+        index = []
+        for example in examples(options.prompts)[: options.limit]:
+            runs = record_prompt(models, options.target, methods, example.prompt, settings)
+            for run in runs:
+                name = re.sub(r"[^\w.-]", "-", run.head or AUTOREGRESSIVE)
+                save_packed(run, aside / example.name / f"{name}{SUFFIX}")
+                label = METHODS[run.method].label if run.method in METHODS else run.method
+                print(f"{example.name:12} {label:16} {len(run.steps):4} steps {len(run.output_ids):4} tokens", flush=True)
+            index.append({"name": example.name, "title": example.title})
+        (aside / "index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
+        shutil.rmtree(options.out, ignore_errors=True)
+        shutil.copytree(aside, options.out)
+    except DraftscopeError as error:
+        print(f"app.record: {error}", file=sys.stderr)
+        return 2 if isinstance(error, ValueError) else 1
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

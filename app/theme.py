@@ -1,0 +1,40 @@
+"""The look: Gradio's theme, the style sheet and the page's own script, read from assets."""
+
+from pathlib import Path
+
+import gradio as gr
+
+from app.methods import colour_sheet
+
+ASSETS = Path(__file__).resolve().parent.parent / "assets"
+SANS = ("system-ui", "-apple-system", "Segoe UI", "Roboto", "Helvetica Neue", "Noto Sans", "DejaVu Sans", "sans-serif")
+MONO = ("ui-monospace", "SF Mono", "Menlo", "Consolas", "Noto Sans Mono", "DejaVu Sans Mono", "monospace")
+
+
+def theme() -> gr.themes.Base:
+    """Quiet greys; the colours of the page belong to the methods. Fonts of the reader's own machine, none fetched."""
+    return gr.themes.Base(
+        primary_hue="slate", secondary_hue="slate", neutral_hue="slate", font=SANS, font_mono=MONO, radius_size="sm", spacing_size="sm"
+    ).set(
+        body_background_fill="#fbfbfc",
+        body_background_fill_dark="#0e1117",
+        block_background_fill="#ffffff",
+        block_background_fill_dark="#161b22",
+        button_primary_background_fill="#1d2939",
+        button_primary_background_fill_hover="#344054",
+        button_primary_background_fill_dark="#e4e7ec",
+        button_primary_background_fill_hover_dark="#ffffff",
+        button_primary_text_color="#ffffff",
+        button_primary_text_color_dark="#101828",
+    )
+
+
+def style_sheet() -> str:
+    """The colours of the methods and the style sheet."""
+    return colour_sheet() + (ASSETS / "style.css").read_text(encoding="utf-8")
+
+
+def page_head() -> str:
+    """The page's own style and script for the document's head (Gradio's own `css` would drop container queries)."""
+    script = "\n".join(path.read_text(encoding="utf-8") for path in sorted((ASSETS / "js").glob("*.js")))
+    return f"<style>{style_sheet()}</style><script>{script}</script>"

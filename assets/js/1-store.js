@@ -1,0 +1,164 @@
+// What every part of the page shares: the lanes as received, the selection, and safe ways to make elements.
+// Token text reaches the document through text nodes only.
+window.draftscope = (() => {
+  "use strict";
+  const SVG = "http://www.w3.org/2000/svg";
+  const listeners = new Set();
+  const state = { session: null, info: null, lanes: [], focus: null, step: 0, place: 0, node: null, align: "text", follow: true, look: "tree", zoom: 1, beside: false };
+
+  function make(name, attributes, ...children) {
+    const [tag, ...classes] = name.split(".");
+    const drawn = ["svg", "g", "path", "rect", "line", "text", "title", "polygon", "circle"].includes(tag);
+    const element = drawn ? document.createElementNS(SVG, tag) : document.createElement(tag);
+    if (classes.length) element.setAttribute("class", classes.join(" "));
+    for (const [key, value] of Object.entries(attributes || {})) {
+      if (value === null || value === undefined || value === false) continue;
+      if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
+      else element.setAttribute(key, value === true ? "" : value);
+    }
+    for (const child of children.flat()) if (child !== null && child !== undefined) element.append(child);
+    return element;
+  }
+
+  // ---- token text -------------------------------------------------------------------------------------------------
+  const GLYPH = /(<0x[0-9A-F]{2}>)|([ \n\t\r\u0000-\u001f\u007f-\u00a0\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff])/g;
+  const KNOWN = { " ": "·", "\n": "⏎", "\t": "⇥", "\r": "␍", "\u00a0": "⍽" };
+
+  function glyph(found) {
+    if (found.length > 1) return found.slice(3, 5);
+    const code = found.codePointAt(0);
+    return KNOWN[found] || (code < 32 ? String.fromCharCode(0x2400 + code) : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`);
+  }
+
+  function clip(text, limit) {
+    const points = text.length > limit ? [...text.slice(0, 2 * limit)] : null;
+    return points && points.length > limit ? `${points.slice(0, limit - 1).join("")}…` : text;
+  }
+
+  // One line of text with whitespace and bytes as glyphs: for labels, titles and drawings.
+  const visible = (text, limit = 60) => (text === "" ? "∅" : clip(text.replace(GLYPH, glyph), limit));
+
+  // The same as nodes, glyphs marked as such; a newline also breaks the line.
+  function pieces(text, limit = 400) {
+    if (text === "") return [make("span.ds-ws", null, "∅")];
+    const cut = clip(text, limit), out = [];
+    let last = 0;
+    for (const match of cut.matchAll(GLYPH)) {
+      if (match.index > last) out.push(cut.slice(last, match.index));
+      out.push(make(match[1] ? "span.ds-byte" : "span.ds-ws", null, glyph(match[0])));
+      if (match[0] === "\n") out.push("\n");
+      last = match.index + match[0].length;
+    }
+    if (last < cut.length) out.push(cut.slice(last));
+    return out;
+  }
+
+  const tokenText = (lane, id) => (id in lane.texts ? lane.texts[id] : `<${id}>`);
+  const quoted = (lane, id, limit = 24) => `“${visible(tokenText(lane, id), limit)}”`;
+
+  // ---- figures ----------------------------------------------------------------------------------------------------
+  const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
+  const ms = (value) => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2));
+  const probability = (value) => (value === null || value === undefined ? "–" : value >= 0.9995 ? "1.00" : value >= 0.001 ? value.toFixed(value < 0.01 ? 4 : 3) : value === 0 ? "0" : value.toExponential(0));
+  const total = (step) => step.ms.reduce((sum, value) => sum + value, 0);
+
+  // ---- what arrives -----------------------------------------------------------------------------------------------
+  function receive(text) {
+    if (!text) return;
+    const message = JSON.parse(text);
+    const before = state.info;
+    if (message.kind === "keep" && before) { // a refused request: the lanes stay as they are
+      state.info = { ...before, note: message.note, failed: message.failed };
+      announce(before, state.info, false);
+      return emit("data");
+    }
+    const fresh = message.session !== state.session;
+    if (fresh) {
+      state.session = message.session;
+      state.lanes = message.lanes.map((lane) => ({ key: lane.key, steps: [], starts: [], texts: {} }));
+      state.follow = true;
+      state.node = null;
+    }
+    for (const [index, part] of message.lanes.entries()) {
+      const lane = state.lanes[index];
+      const { steps, texts, at, ...rest } = part;
+      Object.assign(lane, rest);
+      Object.assign(lane.texts, texts);
+      if (at <= lane.steps.length) lane.steps.splice(at, steps.length, ...steps);
+      for (let i = at <= lane.starts.length ? at : lane.starts.length; i < lane.steps.length; i++) {
+        lane.starts[i] = i ? lane.starts[i - 1] + lane.steps[i - 1].out : 1; // place in the output of the step's first token
+      }
+    }
+    state.info = message;
+    if (fresh || !lane_(state.focus)) choose();
+    else if (state.follow && message.running) {
+      const running = state.lanes.find((lane) => lane.state === "running" && lane.steps.length);
+      if (running) point(running, running.steps.length - 1, null);
+    } else if (before && before.running && !message.running && state.follow) choose();
+    announce(before, message, fresh);
+    emit("data");
+  }
+
+  const lane_ = (key) => state.lanes.find((lane) => lane.key === key);
+
+  // A selection always exists: the head's lane with the longest accepted paths, at its first long one.
+  function choose() {
+    const ready = state.lanes.filter((lane) => lane.steps.length);
+    const lane = ready.filter((l) => l.tree).sort((a, b) => (b.figures.tau || 0) - (a.figures.tau || 0))[0] || ready[0] || state.lanes[0];
+    if (!lane) return;
+    const early = lane.steps.slice(0, 16).map((step) => step.path.length);
+    point(lane, Math.max(0, early.indexOf(Math.max(0, ...early))), null);
+  }
+
+  function point(lane, step, node, place) {
+    Object.assign(state, { focus: lane.key, step, node, place: place === undefined ? lane.starts[step] || 1 : place });
+  }
+
+  function select(key, step, node = null, place) {
+    const lane = lane_(key);
+    if (!lane || !lane.steps.length) return;
+    point(lane, Math.min(Math.max(step, 0), lane.steps.length - 1), node, place);
+    state.follow = false;
+    emit("selection");
+  }
+
+  // The step that another lane shows beside the selected one: where it emitted the same place of the text, or by number.
+  function stepOf(lane) {
+    if (lane.key === state.focus) return Math.min(state.step, lane.steps.length - 1);
+    if (state.align === "number") return Math.min(state.step, lane.steps.length - 1);
+    let low = 0, high = lane.steps.length - 1;
+    while (low < high) {
+      const middle = (low + high + 1) >> 1;
+      if (lane.starts[middle] <= state.place) low = middle;
+      else high = middle - 1;
+    }
+    return lane.steps.length ? low : -1;
+  }
+
+  function announce(before, message, fresh) {
+    const node = document.getElementById("ds-status");
+    if (!node) return;
+    let said = null;
+    if (message.note && message.note !== (before && before.note)) said = message.note;
+    else if (fresh && message.running) said = "Run started.";
+    else if (before && before.running && !message.running) said = `Run ended: ${state.lanes.map((l) => `${l.label}: ${l.state}, ${l.figures.tokens} tokens`).join("; ")}.`;
+    if (said) node.textContent = said;
+  }
+
+  function emit(what) {
+    for (const listener of listeners) listener(what);
+  }
+
+  // Draw `view` inside a gr.HTML component; only the component that is given `watch` receives data.
+  function mount(element, view, props, watch) {
+    const root = element.querySelector(".ds-root") || element;
+    const draw = draftscope.views[view](root);
+    listeners.add((what) => root.isConnected && draw(what));
+    if (watch) {
+      watch("value", () => receive(props.value));
+      receive(props.value);
+    } else draw("data");
+  }
+
+  return { views: {}, state, make, visible, pieces, tokenText, quoted, number, ms, probability, total, select, stepOf, lane: lane_, emit, mount, receive };
+})();

@@ -1,0 +1,216 @@
+// The lanes: figures, token chips by origin, latency strip, and the bar that moves through the steps.
+draftscope.views.lanes = (root) => {
+  "use strict";
+  const { state, make, number, ms, total, select, stepOf, quoted, visible, pieces, tokenText, emit } = draftscope;
+  const KIND = { live: "Live run", recorded: "Recorded run", uploaded: "Uploaded run" };
+  const STATE = { waiting: "waiting", loading: "loading", running: "running", done: "finished", stopped: "stopped", failed: "failed" };
+  const ENDED = { stop: " · ended by itself", length: " · ended at the token limit", cancelled: " · stopped", error: " · failed" };
+  const PHASES = ["draft", "verify", "accept", "commit", "record"];
+  const cards = new Map();
+  let session = null, timer = null;
+
+  const badge = make("span.ds-kind");
+  const title = make("span.ds-title"), where = make("span.ds-where");
+  const alert = make("div.ds-alert", { role: "alert", hidden: true });
+  const grid = make("div.ds-lanes");
+  const slider = make("input.ds-slider", { type: "range", min: 1, max: 1, value: 1, "aria-label": "Step of the selected lane", oninput: () => select(state.focus, slider.value - 1) });
+  const readout = make("output.ds-readout");
+  const play = make("button.ds-button.ds-play", { type: "button", "aria-label": "Play the steps", onclick: () => run(!timer) }, "▶");
+  const align = make("select.ds-select", { "aria-label": "Line up the lanes by", onchange: () => ((state.align = align.value), emit("selection")) },
+    make("option", { value: "text" }, "same place in the text"), make("option", { value: "number" }, "same step number"));
+  const bar = make("div.ds-transport", { role: "group", "aria-label": "Move through the steps" },
+    make("button.ds-button", { type: "button", "aria-label": "First step", onclick: () => select(state.focus, 0) }, "|◀"),
+    make("button.ds-button", { type: "button", "aria-label": "Previous step", onclick: () => select(state.focus, state.step - 1) }, "◀"),
+    play,
+    make("button.ds-button", { type: "button", "aria-label": "Next step", onclick: () => select(state.focus, state.step + 1) }, "▶|"),
+    slider, readout, make("label.ds-align", null, make("span", null, "Lanes at the"), align));
+  bar.addEventListener("keydown", (event) => {
+    if (event.key === " " && event.target === slider) (event.preventDefault(), run(!timer));
+  });
+  root.append(make("div.ds-banner", null, badge, title, where), alert, grid, legend(), bar,
+    make("div.ds-sr", { id: "ds-status", role: "status" }));
+
+  function legend() {
+    const chip = (kind, text, words) => make("span.ds-key", null, make(`span.ds-chip.${kind}`, null, text), words);
+    return make("div.ds-legend", { "aria-label": "How tokens are marked" },
+      make("span.ds-key", null, make("span.ds-capsule", null, make("span.ds-chip.acc", null, "one"), make("span.ds-chip.acc", null, "step"), make("span.ds-chip.bonus", null, "end")), "one step:"),
+      chip("acc", "n-th", "n-th filled token = draft accepted at depth n"), chip("bonus", "last", "bonus token, from the target itself"), chip("plain", "plain", "plain decoding"),
+      make("span.ds-key", null, make("span.ds-ws", null, "·"), "space"), make("span.ds-key", null, make("span.ds-ws", null, "⏎"), "new line"), make("span.ds-key", null, make("span.ds-byte", null, "E2"), "one byte of a character"));
+  }
+
+  function run(on) {
+    clearInterval(timer);
+    timer = on ? setInterval(() => {
+      const lane = draftscope.lane(state.focus);
+      if (!lane || state.step >= lane.steps.length - 1) run(false);
+      else select(state.focus, state.step + 1);
+    }, 700) : null;
+    if (on && draftscope.lane(state.focus) && state.step >= draftscope.lane(state.focus).steps.length - 1) select(state.focus, 0);
+    play.textContent = timer ? "⏸" : "▶";
+    play.setAttribute("aria-label", timer ? "Pause" : "Play the steps");
+  }
+
+  // ---- one lane ---------------------------------------------------------------------------------------------------
+  function card(lane) {
+    const figure = (name, tip) => {
+      const value = make("dd", null, "–");
+      return [make("div.ds-figure", { title: tip }, make("dt", null, name), value), value];
+    };
+    const [speedBox, speed] = figure("speed-up", "Tokens per second over those of measured plain decoding: same prompt, same process, same settings.");
+    const [rateBox, rate] = figure("tokens/s", "Tokens of the steps over the time of the steps; the prefill stands apart.");
+    const [tauBox, tau] = figure("tau", "Mean acceptance length: tokens per step, bonus included. 1.00 is plain decoding.");
+    const text = make("div.ds-text", { tabindex: 0, role: "group", "aria-label": `${lane.label}: tokens by step; arrow keys move through the steps` });
+    const strip = make("svg.ds-strip", { viewBox: "0 0 100 32", preserveAspectRatio: "none", "aria-hidden": "true" });
+    const stripText = make("span.ds-strip-text"), state_ = make("span.ds-state"), equal = make("p.ds-equal"), heading = make("h3"), about = make("p.ds-about");
+    const box = make("article.ds-lane", { "data-method": lane.method }, make("header", null, make("span.ds-swatch", { "aria-hidden": "true" }), heading, state_), about,
+      make("dl.ds-figures", null, speedBox, rateBox, tauBox), text, make("div.ds-strip-box", null, strip, stripText), equal);
+    text.addEventListener("click", (event) => {
+      const chip = event.target.closest(".ds-chip");
+      if (chip) pick(lane.key, Number(chip.dataset.step), Number(chip.dataset.place));
+    });
+    text.addEventListener("keydown", (event) => {
+      const moves = { ArrowRight: 1, ArrowDown: 1, ArrowLeft: -1, ArrowUp: -1, PageDown: 10, PageUp: -10, Home: -1e9, End: 1e9 };
+      if (!(event.key in moves)) return;
+      event.preventDefault();
+      const own = draftscope.lane(lane.key);
+      select(lane.key, (state.focus === lane.key ? state.step : stepOf(own)) + moves[event.key]);
+    });
+    strip.addEventListener("click", (event) => {
+      const own = draftscope.lane(lane.key), box_ = strip.getBoundingClientRect();
+      select(lane.key, Math.floor(((event.clientX - box_.left) / box_.width) * own.steps.length));
+    });
+    grid.append(box);
+    return { box, heading, about, speed, rate, tau, text, strip, stripText, state: state_, equal, drawn: 0, first: false, capsules: [], marked: null };
+  }
+
+  function pick(key, step, place) {
+    const lane = draftscope.lane(key);
+    if (step < 0) return select(key, 0, -1, 0);
+    const nth = place - lane.starts[step], own = lane.steps[step];
+    select(key, step, nth < own.path.length ? own.path[nth] : "bonus", place);
+  }
+
+  function chipsOf(lane, index) {
+    const step = lane.steps[index];
+    const ids = [...step.path.map((node) => step.ids[node]), step.bonus].slice(0, step.out);
+    const capsule = make("span.ds-capsule", { "data-step": index });
+    ids.forEach((id, nth) => {
+      const kind = !lane.tree ? "plain" : nth < step.path.length ? "acc" : "bonus";
+      const origin = kind === "plain" ? "plain decoding" : kind === "acc" ? `accepted at depth ${nth + 1}` : "bonus token";
+      if (/^\s/.test(tokenText(lane, id))) capsule.append(document.createElement("wbr"));
+      capsule.append(make(`span.ds-chip.${kind}`, { "data-step": index, "data-place": lane.starts[index] + nth, title: `${visible(tokenText(lane, id))} · step ${index + 1} · ${origin}` }, pieces(tokenText(lane, id))));
+    });
+    return capsule;
+  }
+
+  function growText(lane, own) {
+    const near = own.text.scrollHeight - own.text.scrollTop - own.text.clientHeight < 40;
+    const fresh = document.createDocumentFragment();
+    if (!own.first && lane.first !== null) {
+      own.first = true;
+      fresh.append(make("span.ds-capsule", null, make("span.ds-chip.plain", { "data-step": -1, "data-place": 0, title: `${visible(tokenText(lane, lane.first))} · from the prefill` }, pieces(tokenText(lane, lane.first)))));
+    }
+    for (; own.drawn < lane.steps.length; own.drawn++) {
+      const capsule = chipsOf(lane, own.drawn);
+      own.capsules.push(capsule);
+      fresh.append(capsule);
+    }
+    if (fresh.childNodes.length) own.text.append(fresh);
+    if (state.info.running && lane.state === "running" && near && state.follow) own.text.scrollTop = own.text.scrollHeight;
+  }
+
+  // All lanes' strips share one scale, from zero.
+  function drawStrip(lane, own, top) {
+    const wide = 100 / Math.max(lane.steps.length, 1), heights = PHASES.map(() => "");
+    lane.steps.forEach((step, index) => {
+      let base = 32;
+      step.ms.forEach((value, phase) => {
+        const high = (30 * value) / top;
+        heights[phase] += `M${(index * wide).toFixed(2)} ${base.toFixed(2)}v${(-high).toFixed(2)}h${(wide * 0.86).toFixed(2)}v${high.toFixed(2)}z`;
+        base -= high;
+      });
+    });
+    own.mark = make("rect.ds-now", { y: 0, height: 32, width: Math.max(wide, 0.6) });
+    own.strip.replaceChildren(own.mark, ...PHASES.map((name, phase) => make(`path.ds-phase-${name}`, { d: heights[phase] })));
+    own.wide = wide;
+  }
+
+  function equality(lane) {
+    const seen = lane.equality;
+    if (lane.state === "waiting" || lane.state === "loading") return "";
+    if (!lane.tree) return lane.figures.tokens ? "The reference: what the target writes by itself." : "";
+    if (lane.sampled) return "Sampled: the distribution is the target's own; the words may differ from plain decoding.";
+    if (!seen) return lane.state === "running" ? "" : "Not compared: plain decoding was not run.";
+    if (seen.equal) return `= Equal to plain decoding, ${seen.compared} tokens.`;
+    const texts = seen.mine === null ? "one stops earlier" : `${quoted(lane, seen.plain)} there, ${quoted(lane, seen.mine)} here`;
+    return `≠ Differs at token ${seen.index + 1}: ${texts}${seen.gap === null ? "" : `; the two best logits are ${seen.gap} apart${seen.tie ? ": a near-tie, decided by rounding" : ""}`}.`;
+  }
+
+  function update() {
+    const info = state.info;
+    if (session !== state.session) {
+      session = state.session;
+      run(false);
+      cards.clear();
+      grid.replaceChildren();
+      grid.dataset.count = state.lanes.length;
+      for (const lane of state.lanes) cards.set(lane.key, card(lane));
+    }
+    badge.textContent = KIND[info.kind];
+    badge.dataset.kind = info.kind;
+    title.textContent = info.title || visible(info.prompt.replace(/\s+/g, " "), 90).replaceAll("·", " ");
+    where.textContent = [info.where, info.settings].filter(Boolean).join(" · ");
+    alert.hidden = !info.note;
+    alert.textContent = info.note;
+    alert.dataset.failed = info.failed;
+    const top = Math.max(1e-9, ...state.lanes.flatMap((lane) => lane.steps.map(total)));
+    for (const lane of state.lanes) {
+      const own = cards.get(lane.key), plain = !lane.tree && lane.method === "autoregressive";
+      own.box.dataset.state = lane.state;
+      own.box.dataset.method = lane.method;
+      own.heading.textContent = lane.label;
+      own.about.textContent = lane.about;
+      own.state.textContent = STATE[lane.state];
+      own.speed.textContent = plain ? "1.00×" : lane.figures.speedup === null ? "–" : `${number(lane.figures.speedup)}×`;
+      own.rate.textContent = number(lane.figures.tps, 1);
+      own.tau.textContent = number(lane.figures.tau);
+      own.equal.textContent = lane.error || equality(lane);
+      own.equal.dataset.kind = lane.error ? "bad" : lane.equality && !lane.equality.equal ? "off" : "good";
+      own.stripText.textContent = lane.steps.length ? `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}` : "";
+      growText(lane, own);
+      drawStrip(lane, own, top);
+    }
+    mark();
+  }
+
+  function mark() {
+    for (const lane of state.lanes) {
+      const own = cards.get(lane.key), index = lane.steps.length ? stepOf(lane) : -1;
+      own.box.dataset.focus = lane.key === state.focus;
+      if (own.marked) own.marked.classList.remove("on");
+      own.marked = own.capsules[index] || null;
+      if (own.marked) {
+        own.marked.classList.add("on");
+        reveal(own.text, own.marked);
+      }
+      for (const chip of own.picked || []) chip.classList.remove("picked");
+      own.picked = lane.key === state.focus && own.marked ? [...own.marked.children].filter((chip) => state.node !== null && chip.dataset.place == state.place) : [];
+      for (const chip of own.picked) chip.classList.add("picked");
+      if (own.mark) own.mark.setAttribute("x", Math.max(0, index) * (own.wide || 0));
+    }
+    const lane = draftscope.lane(state.focus);
+    if (!lane) return;
+    slider.max = Math.max(1, lane.steps.length);
+    slider.value = state.step + 1;
+    slider.disabled = lane.steps.length < 2;
+    readout.textContent = lane.steps.length ? `step ${state.step + 1} of ${lane.steps.length} · ${lane.label}` : "no step yet";
+  }
+
+  // Scroll inside the lane only: scrollIntoView would move the page.
+  function reveal(box, part) {
+    const up = part.offsetTop - box.offsetTop;
+    if (up < box.scrollTop + 4 || up + part.offsetHeight > box.scrollTop + box.clientHeight - 4) box.scrollTop = up - box.clientHeight / 2;
+  }
+
+  return (what) => state.info && (what === "data" ? update() : mark());
+};

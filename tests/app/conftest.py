@@ -1,0 +1,108 @@
+"""The page in a real browser, on the tiny target: a server of its own, recorded runs made with it, one context per test."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Page, sync_playwright
+
+from app.models import Models
+from app.page import build
+from app.record import main as record
+from app.theme import page_head, theme
+from decoding.target import Target
+from tests.app.tiny import tiny_head, tiny_target
+
+FLAGS = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+
+
+@dataclass
+class Server:
+    """A running page."""
+
+    url: str
+    models: Models
+    runs: Path
+
+
+def tiny_models(folder: Path, hostile: bool = False) -> Models:
+    """A registry with the tiny target and two heads that draft well for it."""
+    target = tiny_target(folder / "tiny", hostile)
+    heads = [
+        tiny_head("eagle2_tiny/head_bias", folder / "eagle", "eagle", "tiny"),
+        tiny_head("hass_tiny/head_mid", folder / "hass", "hass", "tiny"),
+    ]
+    return Models(str(target), "cpu", "float32", tuple(map(str, heads)))
+
+
+def serve(models: Models, runs: Path) -> Iterator[Server]:
+    """Launch the page on a free loopback port and close it afterwards."""
+    demo = build(models, runs)
+    _, url, _ = demo.queue().launch(
+        server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, ssr_mode=False, theme=theme(), head=page_head()
+    )
+    yield Server(url, models, runs)
+    demo.close()
+
+
+def record_tiny(models: Models, out: Path, tokens: int = 64) -> Path:
+    """Recorded runs of the tiny target, made by the command that makes the shipped ones."""
+    prompts = out.parent / "prompts.jsonl"
+    prompts.write_text(
+        '{"id": "one", "category": "Tiny", "turns": [" the man said that he"]}\n{"id": "two", "category": "Small", "turns": [" she will see you"]}\n'
+    )
+    heads = [part for source in models.extra_heads for part in ("--head", source)]
+    asked = ["--target", models.source, *heads, "--device", "cpu", "--dtype", "float32", "--prompts", str(prompts)]
+    assert record([*asked, "--max-new-tokens", str(tokens), "--out", str(out)]) == 0
+    return out
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    folder = tmp_path_factory.mktemp("page")
+    models = tiny_models(folder)
+    yield from serve(models, record_tiny(models, folder / "runs"))
+
+
+@pytest.fixture(scope="session")
+def browser(browser_executable: str) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=browser_executable, args=FLAGS)
+        yield running
+        running.close()
+
+
+@pytest.fixture
+def page(browser: Browser, server: Server) -> Iterator[Page]:
+    """The opened page; fails the test on any script error or message of the console's error level."""
+    yield from opened(browser, server.url)
+
+
+def opened(browser: Browser, url: str, query: str = "", width: int = 1440, dark: bool = False) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    page = context.new_page()
+    wrong: list[str] = []
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.goto(url + query)
+    page.wait_for_selector(".ds-lane .ds-chip", timeout=20_000)
+    yield page
+    context.close()
+    assert not wrong
+
+
+@pytest.fixture
+def slow_target(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every target forward takes 30 ms more, so that a run can be met while it runs."""
+    forward = Target.forward
+
+    def slowly(self: Target, *arguments: object) -> object:
+        time.sleep(0.03)
+        return forward(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Target, "forward", slowly)

@@ -1,0 +1,97 @@
+"""The page driven in a real browser: opening, running, scrubbing, stopping, errors."""
+
+from playwright.sync_api import Page, expect
+
+from tests.app.conftest import Server
+
+
+def states(page: Page) -> list[str]:
+    return page.locator(".ds-state").all_inner_texts()
+
+
+def run_to_end(page: Page) -> None:
+    page.click("#ds-run")
+    expect(page.locator(".ds-kind")).to_have_text("Live run", timeout=30_000)
+    expect(page.locator("#ds-run")).to_be_enabled(timeout=30_000)
+
+
+def test_opens_on_a_recorded_run_with_everything_filled(page: Page) -> None:
+    expect(page.locator(".ds-kind")).to_have_text("Recorded run")
+    expect(page.locator(".ds-lane")).to_have_count(3)
+    assert states(page) == ["finished"] * 3
+    expect(page.locator(".ds-lane[data-method=hass] .ds-equal")).to_contain_text("Equal to plain decoding, 64 tokens")
+    assert page.locator(".ds-tree").count() == 2  # a tree for each lane with a head, without a click
+    expect(page.locator(".ds-detail p").first).not_to_be_empty()
+    assert page.input_value("#ds-prompt textarea") == " the man said that he"
+
+
+def test_runs_lanes_one_after_the_other_and_measures_the_speed_up(page: Page) -> None:
+    run_to_end(page)
+    assert states(page) == ["finished"] * 3
+    figures = page.locator(".ds-lane[data-method=hass] dd").all_inner_texts()
+    assert figures[0].endswith("×") and float(figures[0][:-1]) > 0 and float(figures[2]) > 2
+    expect(page.locator(".ds-lane[data-method=hass] .ds-equal")).to_contain_text("Equal to plain decoding")
+    expect(page.locator("#ds-status")).to_contain_text("Run ended")
+    emitted = page.locator(".ds-lane[data-method=eagle] .ds-chip").count()
+    assert emitted == page.evaluate("draftscope.state.lanes[1].figures.tokens") + 1
+
+
+def test_scrubbing_moves_lanes_trees_and_times_together(page: Page) -> None:
+    slider = page.locator(".ds-slider")
+    slider.fill("4")
+    expect(page.locator(".ds-readout")).to_contain_text("step 4 of")
+    focus = page.locator('.ds-step[data-focus="true"]')
+    expect(focus.locator("h4")).to_contain_text("step 4 of")
+    expect(page.locator('.ds-lane[data-focus="true"] .ds-capsule.on')).to_have_attribute("data-step", "3")
+    page.click(".ds-button[aria-label='Next step']")
+    expect(page.locator(".ds-readout")).to_contain_text("step 5 of")
+    # the other lanes stand where the same place of the text was emitted
+    places = page.evaluate(
+        "draftscope.state.lanes.map(l => { const s = draftscope.stepOf(l); return [l.starts[s], l.starts[s] + l.steps[s].out] })"
+    )
+    place = page.evaluate("draftscope.state.place")
+    assert all(first <= place < last for first, last in places)
+
+
+def test_stop_ends_within_a_step_and_keeps_what_was_made(page: Page, slow_target: None) -> None:
+    page.click("#ds-run")
+    expect(page.locator(".ds-lane[data-state=running] .ds-chip").nth(6)).to_be_attached(timeout=30_000)
+    page.click("#ds-stop")
+    expect(page.locator("#ds-run")).to_be_enabled(timeout=5_000)
+    assert "stopped" in states(page) and "running" not in states(page) and "waiting" not in states(page)
+    assert 5 < page.locator(".ds-lane").first.locator(".ds-chip").count() < 96
+    assert page.input_value("#ds-prompt textarea") == " the man said that he"
+    run = page.evaluate("draftscope.state.lanes[0].finish")
+    assert run == "cancelled"
+
+
+def test_a_wrong_request_says_so_keeps_the_prompt_and_leaves_the_page_usable(page: Page) -> None:
+    prompt = page.locator("#ds-prompt textarea")
+    prompt.fill("   ")
+    page.click("#ds-run")
+    expect(page.get_by_role("alert")).to_contain_text("the prompt is empty")
+    expect(page.locator(".ds-lane")).to_have_count(3)  # the lanes that were there stay
+    prompt.fill(" you are the first")
+    page.click("#ds-settings button")
+    page.get_by_label("Tree depth").fill("1")
+    page.get_by_label("Tree nodes").fill("59")
+    page.click("#ds-run")
+    expect(page.get_by_role("alert")).to_contain_text("tree_nodes 59 is more than the 10 candidates")
+    assert prompt.input_value() == " you are the first"
+    page.get_by_label("Tree nodes").fill("8")
+    run_to_end(page)
+    expect(page.get_by_role("alert")).to_be_hidden()
+    assert page.evaluate("draftscope.state.lanes[1].tree") == [1, 10, 8]
+
+
+def test_an_example_fills_the_prompt(page: Page) -> None:
+    page.get_by_role("button", name="Arithmetic").click()
+    expect(page.locator("#ds-prompt textarea")).to_have_value(
+        "A baker makes 12 trays with 8 rolls each and sells 70 rolls. How many rolls are left? Show each step."
+    )
+
+
+def test_server_has_no_public_endpoint_but_the_documented_ones(server: Server, page: Page) -> None:
+    told = page.request.get(server.url + "gradio_api/info").json()
+    assert set(told["named_endpoints"]) <= {"/compare", "/methods", "/targets"}
+    assert not told["unnamed_endpoints"]
