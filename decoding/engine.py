@@ -296,7 +296,9 @@ class _Clock:
 
 
 def _prompt_ids(target: Target, prompt: Prompt) -> tuple[list[int], str]:
-    raw = not isinstance(prompt, str) and len(prompt) > 0 and all(type(item) is int for item in prompt)
+    if len(prompt) == 0:
+        raise UsageError("the prompt is empty: type something for the target to answer")
+    raw = not isinstance(prompt, str) and all(type(item) is int for item in prompt)
     if not raw:
         text = prompt if isinstance(prompt, str) else "\n\n".join(str(m.get("content")) for m in prompt if isinstance(m, dict))
         return encode_prompt(target.tokenizer, prompt), text
