@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import save_torch_state_dict
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from decoding.errors import DraftscopeError, UsageError
@@ -24,7 +25,8 @@ from decoding.records import TreeShape
 from heads.feature import FeatureHead, FeatureShape
 
 SECTION = "draftscope"
-WEIGHTS, PICKLED = "model.safetensors", "pytorch_model.bin"
+WEIGHTS, PICKLED, INDEX = "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"
+SMALL, SMALL_SHARD = 200_000_000, 9_000_000  # bytes: small heads live in repositories and Spaces, which refuse files over 10 MB
 DRAFT_VOCAB = "draft_vocab"
 
 
@@ -69,13 +71,19 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 def read_tensors(folder: Path, *names: str) -> dict[str, torch.Tensor]:
     """All tensors of a head folder's first weights file that is there, on the CPU; a pickle only as plain tensors."""
-    names = names or (WEIGHTS, PICKLED)
+    names = names or (WEIGHTS, INDEX, PICKLED)
     path = next((folder / name for name in names if (folder / name).is_file()), None)
     if path is None:
         raise UsageError(f"{folder} is not a head: it has no {' or '.join(names)}")
     try:
-        tensors = load_file(path) if path.suffix == ".safetensors" else torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError) as error:
+        if path.name == INDEX:
+            shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
+            tensors = {name: tensor for shard in shards for name, tensor in load_file(folder / Path(shard).name).items()}
+        elif path.suffix == ".safetensors":
+            tensors = load_file(path)
+        else:
+            tensors = torch.load(path, map_location="cpu", weights_only=True)
+    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise UsageError(f"{path} is broken or not a weights file: {reason}") from error
     if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
@@ -114,12 +122,17 @@ def save_folder(
     folder.parent.mkdir(parents=True, exist_ok=True)
     aside = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}.", suffix=".part"))
     try:
-        save_file(tensors, aside / WEIGHTS, metadata={"format": "pt"})
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        save_torch_state_dict(tensors, aside, max_shard_size=SMALL_SHARD if size < SMALL else "5GB")
         (aside / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
         folder.mkdir(exist_ok=True)
+        written = {file.name for file in aside.iterdir()}
         for file in aside.iterdir():
             file.chmod(0o644)
             os.replace(file, folder / file.name)
+        for stale in {*folder.glob("model*.safetensors"), folder / INDEX}:  # of a head that was cut into other files
+            if stale.name not in written:
+                stale.unlink(missing_ok=True)
     finally:
         shutil.rmtree(aside, ignore_errors=True)
 

@@ -39,7 +39,7 @@ def _folder(source: str) -> Path:
             f"unknown head {source!r}: shipped are {', '.join(shipped) or 'none'}; or give a folder or a hub id such as 'org/name'"
         )
     try:
-        wanted = ["config.json", "*.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"]
+        wanted = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model.bin", "medusa_lm_head.pt"]
         return Path(snapshot_download(source, allow_patterns=wanted))
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise DraftscopeError(f"head {source!r} can't be had from the hub: {str(error).strip().splitlines()[0]}") from error

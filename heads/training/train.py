@@ -50,8 +50,8 @@ class Recipe:
     top_k: int = 10
     noise: float = 0.1  # uniform, on the input features (EAGLE)
     learning_rate: float = 1e-3
-    batch_tokens: int = 4096
-    epochs: int = 4
+    batch_tokens: int = 2048
+    epochs: int = 2
     draft_vocab: int | None = None
     weight_decay: float = 0.01
     clip_norm: float = 1.0

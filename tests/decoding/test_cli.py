@@ -19,7 +19,10 @@ ROOT = Path(__file__).parent.parent.parent
 def models(tmp_path_factory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("models")
     target = tiny_target(folder / "tiny")
-    heads = {name: tiny_head(f"hass_tiny/{source}", folder / name, name, "tiny") for name, source in (("hass", "head_mid"), ("eagle", "head_weak"))}
+    heads = {
+        name: tiny_head(f"hass_tiny/{source}", folder / name, name, "tiny")
+        for name, source in (("hass", "head_mid"), ("eagle", "head_weak"))
+    }
     prompts = folder / "prompts.jsonl"
     lines = [{"id": f"p{i}", "category": "test", "turns": [text]} for i, text in enumerate(("the little world", "now you see", "how good"))]
     prompts.write_text("\n".join(map(json.dumps, lines)) + "\n")
@@ -46,8 +49,11 @@ def test_run_prints_the_answer_and_writes_the_record(models, tmp_path, capsys) -
         (["--prompt", "  "], "the prompt is empty"),
         (["--prompt", "the " * 1100], "the context of tiny holds 1024"),
         (["--prompt", "the", "--head", "nope"], "unknown head 'nope'"),
-        (["--prompt", "the", "--head", "HASS", "--tree-nodes", "900"], "setting tree_nodes: Input should be less than or equal to 512"),
-        (["--prompt", "the", "--head", "HASS", "--tree-nodes", "200", "--tree-top-k", "2"], "tree_nodes 200 is more than the 22 candidates"),
+        (["--prompt", "the", "--head", "HASS", "--tree-nodes", "900"], "setting tree_nodes: Input should be less than"),
+        (
+            ["--prompt", "the", "--head", "HASS", "--tree-nodes", "200", "--tree-top-k", "2"],
+            "tree_nodes 200 is more than the 22 candidates",
+        ),
         (["--prompt", "the", "--temperature", "-1"], "setting temperature"),
         (["--prompt", "the", "--temperature", "nan"], "setting temperature"),
         (["--prompt", "the", "--dtype", "int3"], "unknown dtype 'int3': possible are auto, float32, bfloat16, float16"),
@@ -129,7 +135,9 @@ def test_train_and_synthesize_refuse_bad_input(models, tmp_path, capsys) -> None
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("arguments", [["-m", "decoding"], ["-m", "decoding", "run"], ["-m", "heads", "train"], ["-m", "decoding", "dance"]])
+@pytest.mark.parametrize(
+    "arguments", [["-m", "decoding"], ["-m", "decoding", "run"], ["-m", "heads", "train"], ["-m", "decoding", "dance"]]
+)
 def test_wrong_arguments_exit_with_2_and_no_traceback(arguments) -> None:
     done = subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 2 and "usage:" in done.stderr and "Traceback" not in done.stderr

@@ -86,6 +86,21 @@ def test_two_layers_round_trip(tiny_target, tmp_path) -> None:
     assert head.tree == TreeShape(3, 4, 12) and head.info.layers == 2 and head.info.draft_vocab_size == 5
 
 
+def test_files_of_a_shipped_head_stay_small(tiny_target, tmp_path, monkeypatch) -> None:
+    module, meta, _ = load_feature_head(GOLDEN / "hass_tiny" / "head_mid")
+    save_feature_head(tmp_path / "head", module, meta, dtype=torch.float32)
+    assert (tmp_path / "head" / "model.safetensors").is_file()
+    monkeypatch.setattr("heads.checkpoint.SMALL_SHARD", 40_000)
+    save_feature_head(tmp_path / "head", module, meta, dtype=torch.float32)
+    names = sorted(path.name for path in (tmp_path / "head").iterdir())
+    assert "model.safetensors" not in names and "model.safetensors.index.json" in names and len(names) > 3
+    again, _, _ = load_feature_head(tmp_path / "head")
+    assert all(torch.equal(a, b) for a, b in zip(module.state_dict().values(), again.state_dict().values(), strict=True))
+    next((tmp_path / "head").glob("model-00002*")).unlink()
+    with pytest.raises(UsageError, match="broken or not a weights file"):
+        load_head(str(tmp_path / "head"), tiny_target)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -96,7 +111,7 @@ def test_two_layers_round_trip(tiny_target, tmp_path) -> None:
         (lambda f: change_config(f, vocab_size=300), "vocabulary has 300 tokens, the target's 257"),
         (lambda f: (f / "model.safetensors").write_bytes((f / "model.safetensors").read_bytes()[:5000]), "broken or not a weights file"),
         (lambda f: (f / "model.safetensors").write_bytes(b""), "broken or not a weights file"),
-        (lambda f: (f / "model.safetensors").unlink(), "no model.safetensors or pytorch_model.bin"),
+        (lambda f: (f / "model.safetensors").unlink(), "has no model.safetensors or"),
         (lambda f: (f / "config.json").unlink(), "has no config.json"),
         (lambda f: (f / "config.json").write_text("{"), "can't be read as JSON"),
         (lambda f: (f / "config.json").write_text("[]"), "holds no settings"),
