@@ -42,6 +42,7 @@ class Lane:
     sent: list[int] = field(default_factory=list)  # steps that each update so far went up to
     fresh: list[Step] = field(default_factory=list)  # steps that a later update still repeats
     run: Run | None = None
+    output_ids: list[int] = field(default_factory=list)
 
 
 class Comparison:
@@ -114,8 +115,11 @@ class Comparison:
                 if not lane.tally.steps:
                     lane.tally.prefill_ms = generation.prefill_ms
                     lane.view["first"], lane.view["prefill"] = step.root_id, round(generation.prefill_ms, 3)
+                    lane.output_ids.append(step.root_id)
                 lane.tally.add(step)
+                lane.output_ids += step.token_ids
                 lane.fresh.append(step)
+                lane.view["figures"] = lane.tally.figures(self.plain)
                 if time.monotonic() - shown >= UPDATE_SECONDS:
                     lane.texts = {token_id: generation.token_text(token_id) for token_id in used_ids(lane.fresh)}
                     yield self.message()
@@ -125,6 +129,7 @@ class Comparison:
         finally:
             steps.close()
         lane.run = generation.run
+        lane.output_ids = lane.run.output_ids
         lane.view["state"] = run_state(lane.run)
         if head is None:
             self.plain = measure(lane.run)
@@ -147,7 +152,6 @@ class Comparison:
         lane.sent.append(done)
         return {
             **lane.view,
-            "figures": lane.tally.figures(self.plain),
             "at": start,
             "steps": [step_view(step) for step in lane.fresh],
             "texts": lane.texts,

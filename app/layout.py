@@ -10,8 +10,9 @@ from app.prompts import Example, examples
 from decoding.records import Settings, TreeShape
 
 HEADER = """<div class="ds-header"><h1>Draftscope</h1>
-<p>A small <b>draft head</b> guesses several tokens ahead; the large <b>target</b> checks all guesses in one forward and keeps those
-it would have written itself. Same text, fewer forwards. Here you see every guess, why it was kept or dropped, and where the time went.</p></div>"""
+<p>A small <b>draft head</b> guesses several tokens ahead; the large <b>target</b> checks all guesses in one forward
+and keeps those it would have written itself. Same text, fewer forwards. Here you see every guess, why it was kept
+or dropped, and where the time went.</p></div>"""
 
 
 @dataclass

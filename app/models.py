@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.methods import lane_label, method
-from decoding.errors import UsageError
+from decoding.errors import DraftscopeError, UsageError
 from decoding.records import AUTOREGRESSIVE, Settings
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class Models:
     _loaded: str | None = None
     _heads: dict[str, "DraftHead"] = field(default_factory=dict)
     _warm: set[str] = field(default_factory=set)
+    _preloading: bool = False
 
     def targets(self) -> list[str]:
         """Names of the targets a person may choose."""
@@ -135,12 +136,13 @@ class Models:
         self._warm.add(name)
 
     def preload(self, delay: float = 0.0) -> None:
-        """Load the target and its shipped heads in the background, so that the first Run does not wait for them."""
+        """Load the target and its shipped heads in the background, once, so that the first Run does not wait for them."""
+        if self._preloading:
+            return
+        self._preloading = True
 
         def load() -> None:
             time.sleep(delay)
-            from decoding import DraftscopeError
-
             try:
                 target = self.target(self.source)
                 for offer in self.offers():

@@ -11,6 +11,7 @@ from pathlib import Path
 import gradio as gr
 
 from app.comparison import Comparison, Request
+from app.endpoints import add_endpoints
 from app.layout import HEADER, SETTINGS, TREE_SETTINGS, Parts, controls, drawing, pool_line
 from app.library import RUNS, load_recording, recordings
 from app.models import Models
@@ -118,15 +119,17 @@ def build(models: Models, runs: Path = RUNS) -> gr.Blocks:
                 parts = controls(models)
             with gr.Column(scale=1, min_width=320, elem_id="ds-stage"):
                 parts.lanes = drawing("lanes", pack(opening), elem_id="ds-lanes")
-                with gr.Tabs(elem_id="ds-tabs"):
-                    with gr.Tab("Step by step", id="steps"):
-                        drawing("steps", elem_id="ds-steps")
+                with gr.Tabs(elem_id="ds-tabs"), gr.Tab("Step by step", id="steps"):
+                    drawing("steps", elem_id="ds-steps")
         parts.prompt.value = opening["prompt"]
-        _wire(demo, parts, models, requests)
+        _wire(parts, models, requests)
+        # after the first view: importing torch while the page is being built would make it late
+        demo.load(lambda: models.preload(delay=2.0), queue=False, show_progress="hidden", api_visibility="private")
+        add_endpoints(models, DEVICE)
     return demo
 
 
-def _wire(demo: gr.Blocks, parts: Parts, models: Models, requests: Requests) -> None:
+def _wire(parts: Parts, models: Models, requests: Requests) -> None:
     """Handlers of the page; none of them is an endpoint of the API."""
 
     def begin(token: str, prompt: str, target: str, methods: list[str], *values: object) -> dict:
@@ -142,9 +145,10 @@ def _wire(demo: gr.Blocks, parts: Parts, models: Models, requests: Requests) -> 
             return {parts.token: "", parts.lanes: refusal(str(error))}
         return {parts.token: requests.open(), parts.run: gr.Button(interactive=False), parts.stop: gr.Button(interactive=True)}
 
-    def compare(token: str, prompt: str, target: str, methods: list[str], *values: object) -> Iterator[dict]:
+    def run_lanes(token: str, prompt: str, target: str, methods: list[str], *values: object) -> Iterator[dict]:
         """Run the lanes; the page gets a message at most ten times a second."""
         if not requests.claim(token):
+            yield {parts.token: token}  # a refused request: nothing to run
             return
         idle = {parts.run: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
         try:
@@ -168,9 +172,9 @@ def _wire(demo: gr.Blocks, parts: Parts, models: Models, requests: Requests) -> 
         api_visibility="private",
     )
     started.then(
-        compare,
+        run_lanes,
         [parts.token, *inputs],
-        [parts.lanes, parts.run, parts.stop],
+        [parts.lanes, parts.run, parts.stop, parts.token],
         concurrency_id=DEVICE,
         concurrency_limit=1,
         show_progress="hidden",

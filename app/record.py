@@ -63,6 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
             index.append({"name": example.name, "title": example.title})
         (aside / "index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
         shutil.rmtree(options.out, ignore_errors=True)
+        aside.chmod(0o755)
         shutil.copytree(aside, options.out)
     except DraftscopeError as error:
         print(f"app.record: {error}", file=sys.stderr)

@@ -1,11 +1,13 @@
 """The page in a real browser, on the tiny target: a server of its own, recorded runs made with it, one context per test."""
 
+import json
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+import torch
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from app.models import Models
@@ -53,23 +55,34 @@ def serve(models: Models, runs: Path) -> Iterator[Server]:
 def record_tiny(models: Models, out: Path, tokens: int = 64) -> Path:
     """Recorded runs of the tiny target, made by the command that makes the shipped ones."""
     prompts = out.parent / "prompts.jsonl"
-    prompts.write_text(
-        '{"id": "one", "category": "Tiny", "turns": [" the man said that he"]}\n{"id": "two", "category": "Small", "turns": [" she will see you"]}\n'
-    )
+    lines = [
+        {"id": "one", "category": "Tiny", "turns": [" the man said that he"]},
+        {"id": "two", "category": "Small", "turns": [" she will"]},
+    ]
+    prompts.write_text("".join(json.dumps(line) + "\n" for line in lines))
     heads = [part for source in models.extra_heads for part in ("--head", source)]
     asked = ["--target", models.source, *heads, "--device", "cpu", "--dtype", "float32", "--prompts", str(prompts)]
     assert record([*asked, "--max-new-tokens", str(tokens), "--out", str(out)]) == 0
     return out
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package", autouse=True)
+def one_thread() -> Iterator[None]:
+    """The tiny target gains nothing from a second thread, and loses much where the cores are busy with other work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="package")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("page")
     models = tiny_models(folder)
     yield from serve(models, record_tiny(models, folder / "runs"))
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def browser(browser_executable: str) -> Iterator[Browser]:
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=browser_executable, args=FLAGS)

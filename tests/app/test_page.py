@@ -10,9 +10,11 @@ def states(page: Page) -> list[str]:
 
 
 def run_to_end(page: Page) -> None:
+    before = page.evaluate("draftscope.state.session")
     page.click("#ds-run")
-    expect(page.locator(".ds-kind")).to_have_text("Live run", timeout=30_000)
-    expect(page.locator("#ds-run")).to_be_enabled(timeout=30_000)
+    ended = "before => draftscope.state.session !== before && !draftscope.state.info.running"
+    page.wait_for_function(ended, arg=before, timeout=60_000)
+    expect(page.locator("#ds-run")).to_be_enabled()
 
 
 def test_opens_on_a_recorded_run_with_everything_filled(page: Page) -> None:
@@ -57,7 +59,8 @@ def test_stop_ends_within_a_step_and_keeps_what_was_made(page: Page, slow_target
     page.click("#ds-run")
     expect(page.locator(".ds-lane[data-state=running] .ds-chip").nth(6)).to_be_attached(timeout=30_000)
     page.click("#ds-stop")
-    expect(page.locator("#ds-run")).to_be_enabled(timeout=5_000)
+    page.wait_for_function("!draftscope.state.info.running", timeout=5_000)
+    expect(page.locator("#ds-run")).to_be_enabled()
     assert "stopped" in states(page) and "running" not in states(page) and "waiting" not in states(page)
     assert 5 < page.locator(".ds-lane").first.locator(".ds-chip").count() < 96
     assert page.input_value("#ds-prompt textarea") == " the man said that he"

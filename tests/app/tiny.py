@@ -9,12 +9,15 @@ from transformers import PreTrainedTokenizerFast
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
-WORDS = """the of and a to in is was he for it with as his on be at by I this had not are but from or have an they which one you were her
-all she there would their we him been has when who will more no if out so said what up its about into than them can only other new some could
-time these two may then do first any my now such like our over man me even most made after also did many before must through back years where
-much your way well down should because each just those people how too little state good very make world still own see men work long get here
-between both life being under never day same another know while last might us great old year off come since against go came right used take
-three""".split()
+TEXT = (
+    "the of and a to in is was he for it with as his on be at by I this had not are but from or have an they which one you "
+    "were her all she there would their we him been has when who will more no if out so said what up its about into than them "
+    "can only other new some could time these two may then do first any my now such like our over man me even most made after "
+    "also did many before must through back years where much your way well down should because each just those people how too "
+    "little state good very make world still own see men work long get here between both life being under never day same "
+    "another know while last might us great old year off come since against go came right used take three "
+)
+WORDS = TEXT.split()
 # tokens that a page may get wrong: markup, quotes, whitespace, bytes, right-to-left text, emoji, no text at all
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -46,7 +49,7 @@ def words(hostile: bool = False) -> list[str]:
     """257 different token texts; a space stands before most of them, as in real vocabularies."""
     base = list(HOSTILE) if hostile else []
     plain = [f" {word}" for word in WORDS] + [f" {word}s" for word in WORDS] + [f" {word}er" for word in WORDS]
-    return [*base, *dict.fromkeys(plain)][:256] + ["<|end|>"]
+    return [*list(dict.fromkeys([*base, *plain]))[:256], "<|end|>"]
 
 
 def tiny_target(folder: Path, hostile: bool = False) -> Path:

@@ -1,0 +1,111 @@
+"""The running app's API: named, typed, documented; also its MCP tools."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+
+from app.comparison import Comparison, Lane, Request
+from app.models import Models
+from decoding.errors import DraftscopeError
+from decoding.records import AUTOREGRESSIVE, Settings
+
+
+def add_endpoints(models: Models, device: str) -> None:
+    """Add /compare, /methods and /targets to the Blocks that is being built.
+
+    Args:
+        device: the queue that all work on the device shares.
+    """
+
+    def compare(
+        prompt: str,
+        methods: list[str],
+        target: str = models.source,
+        max_new_tokens: int = 128,
+        temperature: float = 0.0,
+        top_p: float = 1.0,
+        top_k: int = 0,
+        seed: int = 0,
+        tree_depth: int = 0,
+        tree_top_k: int = 0,
+        tree_nodes: int = 0,
+    ) -> Iterator[dict]:
+        """Generate with each method on the same prompt, one after the other on the device, and tell what happens as it happens.
+
+        Args:
+            prompt: A user's text; the target's chat template is applied to it.
+            methods: 1 to 4 names from /methods. "autoregressive" is plain decoding, which the speed-up is measured against.
+            target: A name from /targets.
+            max_new_tokens: The most tokens that are generated.
+            temperature: 0 is greedy: the output then equals plain decoding.
+            top_p: Nucleus sampling, 1 is off.
+            top_k: Top-k sampling, 0 is off.
+            seed: Seed of the draws.
+            tree_depth: Drafted levels; 0 is the head's own.
+            tree_top_k: Children per node and beam width; 0 is the head's own.
+            tree_nodes: Drafted nodes that are verified, root not counted; 0 is the head's own.
+
+        Returns:
+            Lane updates {"type": "lanes", "lanes": [{"method", "head", "state", "tokens", "tau", "tokens_per_second", "speed_up",
+            "token_ids"}]}, at most ten a second; the last item is {"type": "runs", "runs": [...]}, the Run records.
+        """
+        tree = {"tree_depth": tree_depth, "tree_top_k": tree_top_k, "tree_nodes": tree_nodes}
+        try:
+            settings = Settings(
+                max_new_tokens=max_new_tokens,
+                temperature=temperature,
+                top_p=top_p,
+                top_k=top_k,
+                seed=seed,
+                **{name: value for name, value in tree.items() if value},
+            )
+            comparison = Comparison(models, Request(prompt, tuple(methods), target, settings, "api"))
+        except DraftscopeError as error:
+            raise gr.Error(str(error), print_exception=False) from error
+        for _ in comparison:
+            yield {"type": "lanes", "lanes": [_lane(lane) for lane in comparison.lanes]}
+        if comparison.failed:
+            raise gr.Error(comparison.note, print_exception=False)
+        yield {"type": "runs", "runs": [run.model_dump(mode="json", by_alias=True) for run in comparison.runs]}
+
+    def methods(target: str = models.source) -> list:
+        """The methods that /compare takes for a target.
+
+        Args:
+            target: A name from /targets.
+
+        Returns:
+            A list of {"name", "method", "label", "layers"}; name is what /compare takes.
+        """
+        return [
+            {"name": offer.source, "method": offer.method, "label": offer.label, "layers": offer.layers} for offer in models.offers(target)
+        ]
+
+    def targets() -> list:
+        """The targets that /compare takes.
+
+        Returns:
+            A list of names.
+        """
+        return models.targets()
+
+    gr.api(compare, api_name="compare", concurrency_id=device, concurrency_limit=1)
+    gr.api(methods, api_name="methods", queue=False)
+    gr.api(targets, api_name="targets", queue=False)
+
+
+def _lane(lane: Lane) -> dict[str, Any]:
+    """What an update says of a lane. Its list of ids only grows: Gradio sends differences, and its client (2.7) fails on a
+    list that loses several items at once."""
+    figures = lane.view["figures"]
+    return {
+        "method": lane.view["method"],
+        "head": None if lane.source == AUTOREGRESSIVE else lane.source,
+        "state": lane.view["state"],
+        "tokens": len(lane.output_ids),
+        "tau": figures["tau"],
+        "tokens_per_second": figures["tps"],
+        "speed_up": figures["speedup"],
+        "token_ids": list(lane.output_ids),
+    }
