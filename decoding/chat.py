@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
+from jinja2 import TemplateError
+
 from decoding.errors import UsageError
 
 Message = dict[str, str]
@@ -13,7 +15,7 @@ def template_pieces(tokenizer: Any, roles: Sequence[str]) -> list[str]:
     """The template's own text around the turns: len(roles) + 1 pieces; the last one opens the assistant's answer
     when the last role is not the assistant's. Found by rendering marked turns, so no format is hard-coded."""
     messages = [{"role": role, "content": _MARK.format(index)} for index, role in enumerate(roles)]
-    text = tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=roles[-1] != "assistant")
+    text = _rendered(tokenizer, messages, roles[-1] != "assistant")
     pieces = []
     for message in messages:
         before, found, text = text.partition(message["content"])
@@ -21,6 +23,13 @@ def template_pieces(tokenizer: Any, roles: Sequence[str]) -> list[str]:
             raise UsageError("the target's chat template drops a turn: it can't be used for this conversation")
         pieces.append(before)
     return [*pieces, text]
+
+
+def _rendered(tokenizer: Any, messages: Sequence[Message], opens_answer: bool) -> str:
+    try:
+        return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=opens_answer)
+    except TemplateError as error:  # templates refuse what they were not made for: unknown roles, turns out of order
+        raise UsageError(f"the target's chat template refuses this conversation: {error}") from error
 
 
 def encode(tokenizer: Any, text: str, *, plain: bool = False) -> list[int]:
@@ -44,11 +53,15 @@ def encode_prompt(tokenizer: Any, prompt: str | Sequence[Message]) -> list[int]:
             raise UsageError('a conversation is a list of {"role": ..., "content": ...}, both text')
     if not messages or not messages[-1]["content"].strip():
         raise UsageError("the prompt is empty: type something for the target to answer")
-    if not getattr(tokenizer, "chat_template", None):
-        return tokenizer("\n\n".join(message["content"] for message in messages), split_special_tokens=True)["input_ids"]
     contents = [message["content"] for message in messages]
-    if not any(token and token in content for token in tokenizer.all_special_tokens for content in contents):
-        return encode(tokenizer, tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
+    if any("\ud800" <= character <= "\udfff" for content in contents for character in content):
+        raise UsageError("the prompt is not valid text: it holds half of a surrogate pair")
+    if not getattr(tokenizer, "chat_template", None):
+        return tokenizer("\n\n".join(contents), split_special_tokens=True)["input_ids"]
+    # every token that the tokenizer would not read as text, not only those it has a use for (all_special_tokens)
+    control = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    if not any(token in content for token in control for content in contents):
+        return encode(tokenizer, _rendered(tokenizer, messages, True))
     pieces = template_pieces(tokenizer, [message["role"] for message in messages])
     ids = encode(tokenizer, pieces[0])
     for content, piece in zip(contents, pieces[1:], strict=True):
