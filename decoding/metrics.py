@@ -103,7 +103,7 @@ class Lossless:
     equal: bool
     compared: int  # tokens that both have
     index: int | None = None  # of the first differing token
-    plain_id: int | None = None
+    plain_id: int | None = None  # both None where one of the two ended there
     run_id: int | None = None
     margin: float | None = None  # plain decoding's best minus second-best logit there; near zero = rounding decided
 
@@ -116,12 +116,14 @@ class Lossless:
 def lossless(run: Run, plain: Run) -> Lossless:
     """Equal token for token, or the first divergence with both tokens and the gap between plain's two best logits.
 
-    A run that was cancelled is compared as far as it came.
+    A run that did not come to its end (cancelled, error) is compared as far as it came.
     """
     for index, (mine, theirs) in enumerate(zip(run.output_ids, plain.output_ids, strict=False)):
         if mine != theirs:
             margins = [None] + [margin for step in plain.steps for margin in (step.margins or [None])]
             return Lossless(False, index, index, theirs, mine, margins[index] if index < len(margins) else None)
-    shorter = min(len(run.output_ids), len(plain.output_ids))
-    complete = "cancelled" in (run.finish_reason, plain.finish_reason) or len(run.output_ids) == len(plain.output_ids)
-    return Lossless(complete, shorter, None if complete else shorter)
+    shorter, longer = sorted((run, plain), key=lambda one: len(one.output_ids))
+    end = len(shorter.output_ids)
+    if len(longer.output_ids) == end or shorter.finish_reason in ("cancelled", "error"):
+        return Lossless(True, end)
+    return Lossless(False, end, end)

@@ -4,9 +4,9 @@ import json
 import os
 import tempfile
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from decoding.errors import UsageError
 
@@ -19,10 +19,34 @@ FinishReason = Literal["stop", "length", "cancelled", "error"]
 NodeStatus = Literal["accepted", "rejected", "unreached"]
 
 TokenId = Annotated[int, Field(ge=0, lt=1 << 31)]
-Milliseconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+Milliseconds = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
 Probability = Annotated[float, Field(ge=0, le=1.0001, allow_inf_nan=False)]
 LogProbability = Annotated[float, Field(le=0.001, allow_inf_nan=False)]
 Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+def _texts(value: Any) -> Any:
+    """Stops at the first entry that is no text (pydantic would list every one of a million)."""
+    if isinstance(value, dict):
+        for key, text in value.items():
+            if not isinstance(text, str):
+                raise ValueError(f"{str(key)[:40]!r}: text was expected")
+    return value
+
+
+def _token_texts(value: Any) -> Any:
+    if isinstance(value, dict):
+        for key in value:
+            if not (isinstance(key, int) or (isinstance(key, str) and key.isdecimal() and len(key) <= 10)):
+                raise ValueError(f"{str(key)[:40]!r}: a token id was expected")
+    return _texts(value)
+
+
+# a broken record is told by its first error: lists and texts stop there, so that a large file can't cost memory or minutes
+_Entry = TypeVar("_Entry")
+Entries = Annotated[list[_Entry], Field(fail_fast=True)]
+Texts = Annotated[dict[str, str], BeforeValidator(_texts)]
+TokenTexts = Annotated[dict[int, str], BeforeValidator(_token_texts)]
 
 
 def first_error(error: ValidationError) -> str:
@@ -35,6 +59,16 @@ def first_error(error: ValidationError) -> str:
 
 class _Record(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, values: Any) -> Any:
+        if isinstance(values, dict):
+            known = {field.alias or name for name, field in cls.model_fields.items()}
+            unknown = next((name for name in values if name not in known and name not in cls.model_fields), None)
+            if unknown is not None:
+                raise ValueError(f"unknown field {str(unknown)[:40]!r}, possible are {', '.join(sorted(known))}")
+        return values
 
 
 class TreeShape(NamedTuple):
@@ -70,7 +104,7 @@ class Settings(_Record):
     tree_depth: int = Field(TreeShape().depth, ge=1, le=MAX_TREE_DEPTH)
     tree_top_k: int = Field(TreeShape().top_k, ge=1, le=MAX_TREE_TOP_K)
     tree_nodes: int = Field(TreeShape().nodes, ge=1, le=MAX_TREE_NODES)
-    stop_token_ids: tuple[TokenId, ...] | None = None
+    stop_token_ids: Annotated[tuple[TokenId, ...], Field(fail_fast=True)] | None = None
 
     def __init__(self, **values: Any) -> None:
         try:
@@ -106,8 +140,8 @@ class Environment(_Record):
     dtype: str
     threads: int = Field(ge=1)
     machine: str = ""
-    versions: dict[str, str] = {}
-    notes: tuple[str, ...] = ()
+    versions: Texts = {}
+    notes: Annotated[tuple[str, ...], Field(fail_fast=True)] = ()
 
 
 class HeadInfo(_Record):
@@ -130,24 +164,24 @@ class Step(_Record):
 
     index: int = Field(ge=0)
     root_id: TokenId
-    node_ids: list[TokenId] = []
-    parents: list[int] = []  # index of the parent node, -1 = root
-    depths: list[int] = []  # root = 0
-    draft_logprobs: list[LogProbability] = []  # given the parent, temperature 1
-    scores: list[LogProbability] = []  # cumulative
-    target_probs: list[Probability] = []  # at the parent, after temperature and filters (temperature 0: softmax at 1)
-    status: list[NodeStatus] = []
-    draws: list[float | None] = []  # sampling: the uniform number that decided this node; None = was not tested
-    accepted: list[int] = []  # node indices, in order
+    node_ids: Entries[TokenId] = []
+    parents: Entries[int] = []  # index of the parent node, -1 = root
+    depths: Entries[int] = []  # root = 0
+    draft_logprobs: Entries[LogProbability] = []  # given the parent, temperature 1
+    scores: Entries[LogProbability] = []  # cumulative
+    target_probs: Entries[Probability] = []  # at the parent, after temperature and filters (temperature 0: softmax at 1)
+    status: Entries[NodeStatus] = []
+    draws: Entries[Probability | None] = []  # sampling: the uniform number that decided this node; None = was not tested
+    accepted: Entries[int] = []  # node indices, in order
     bonus_id: TokenId
-    token_ids: list[TokenId]  # emitted: accepted nodes, then the bonus; cut at stop or length
-    margins: list[Finite] = []  # greedy: best minus second-best logit where each of (accepted..., bonus) was chosen
-    runner_up_ids: list[TokenId] = []  # greedy: the second-best token there
+    token_ids: Entries[TokenId]  # emitted: accepted nodes, then the bonus; cut at stop or length
+    margins: Entries[Finite] = []  # greedy: best minus second-best logit where each of (accepted..., bonus) was chosen
+    runner_up_ids: Entries[TokenId] = []  # greedy: the second-best token there
     # along root + accepted nodes, where the head drafted from them: draft feature against target feature,
     # and the shared mass of draft and target distribution (sum of minima), None where not measured
-    drift_cosine: list[Finite | None] = []
-    drift_distance: list[Finite | None] = []
-    overlap: list[Probability | None] = []
+    drift_cosine: Entries[Finite | None] = []
+    drift_distance: Entries[Finite | None] = []
+    overlap: Entries[Probability | None] = []
     start_ms: Milliseconds  # on the run's own clock, which stands still while the consumer of the stream holds it
     draft_ms: Milliseconds
     verify_ms: Milliseconds
@@ -200,14 +234,14 @@ class Run(_Record):
     settings: Settings
     environment: Environment
     created: str = ""  # ISO 8601, UTC
-    prompt_ids: list[TokenId] = Field(min_length=1)
+    prompt_ids: Entries[TokenId] = Field(min_length=1)
     prompt_text: str = ""
     prefill_ms: Milliseconds
     first_id: TokenId | None  # comes from the prefill; None where the run ended before it
-    steps: list[Step]
-    output_ids: list[TokenId]  # new tokens only, cut at the stop token (included) and at max_new_tokens
+    steps: Entries[Step]
+    output_ids: Entries[TokenId]  # new tokens only, cut at the stop token (included) and at max_new_tokens
     text: str
-    token_texts: dict[int, str] = {}  # text of every token id that occurs; broken UTF-8 as <0xE2>
+    token_texts: TokenTexts = {}  # text of every token id that occurs; broken UTF-8 as <0xE2>
     finish_reason: FinishReason
     error: str | None = None
     peak_memory_bytes: int | None = None
@@ -221,14 +255,20 @@ class Run(_Record):
     @model_validator(mode="after")
     def _consistent(self) -> "Run":
         emitted = [] if self.first_id is None else [self.first_id]
-        root = self.first_id
+        root, context, clock = self.first_id, len(self.prompt_ids), self.prefill_ms
         for index, step in enumerate(self.steps):
             if step.index != index:
                 raise ValueError(f"steps.{index}.index is {step.index}")
             if step.root_id != root:
                 raise ValueError(f"steps.{index}.root_id is not the token that the step before it ended with")
+            if step.context_length != context:
+                raise ValueError(f"steps.{index}.context_length is {step.context_length}, but {context} tokens are committed there")
+            if step.start_ms < clock - 0.01:  # sums of floats
+                raise ValueError(f"steps.{index}.start_ms is {step.start_ms}, but the work before it ended at {clock}")
+            if index < len(self.steps) - 1 and len(step.token_ids) <= len(step.accepted):
+                raise ValueError(f"steps.{index}.token_ids are cut: only the last step may emit fewer tokens than it accepted")
             emitted += step.token_ids
-            root = step.bonus_id
+            root, context, clock = step.bonus_id, context + 1 + len(step.accepted), step.end_ms
         if self.output_ids != emitted:
             raise ValueError("output_ids are not the tokens that first_id and the steps emitted")
         if (self.head is None) != (self.method == AUTOREGRESSIVE):
@@ -280,7 +320,7 @@ class Run(_Record):
                 raise UsageError(f"{name} is not JSON: {error.errors()[0]['ctx']['error']}") from error
             found = _schema_of(text)
             if found != SCHEMA:
-                raise UsageError(f"{name} is not a Draftscope run: schema is {found!r}, expected {SCHEMA!r}") from error
+                raise UsageError(f"{name} is not a Draftscope run: schema is {found!r:.60}, expected {SCHEMA!r}") from error
             raise UsageError(f"{name} is not a valid run record: {first_error(error)}") from error
 
 
