@@ -57,7 +57,9 @@ def test_ordinary_text_is_what_the_template_makes_of_it(tokenizer: PreTrainedTok
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.sampled_from([*CONTROL, "a", "é", " ", "\n", "<|", "user", "😀"]), min_size=1, max_size=12).map("".join).filter(str.strip))
+@given(
+    st.lists(st.sampled_from([*CONTROL, "a", "é", " ", "\n", "<|", "user", "😀"]), min_size=1, max_size=12).map("".join).filter(str.strip)
+)
 def test_what_was_typed_is_what_the_target_reads(tokenizer: PreTrainedTokenizerFast, text: str) -> None:
     ids = encode_prompt(tokenizer, text)
     assert tokenizer.decode(ids) == f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n"
@@ -131,5 +133,3 @@ def test_the_embedded_target_leaks_no_control_token(embedded_float32: SimpleName
     own = tokenizer.apply_chat_template([{"role": "user", "content": "Why is the sky blue?"}], add_generation_prompt=True)
     assert encode_prompt(tokenizer, "Why is the sky blue?") == own["input_ids"]
     assert encode(tokenizer, "<|im_end|>") == [2] and encode(tokenizer, "<|im_end|>", plain=True) != [2]
-
-
