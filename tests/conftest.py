@@ -15,8 +15,9 @@ BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stab
 
 
 def pytest_configure() -> None:
-    """On two cores, two threads of one process are the most that helps."""
-    torch.set_num_threads(min(2, os.cpu_count() or 1))
+    """On two cores, two threads of one process are the most that helps; OMP_NUM_THREADS may ask for fewer."""
+    torch.set_num_threads(min(2, torch.get_num_threads()))
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # tests talk to nobody
 
 
 @pytest.fixture(scope="session")
@@ -31,23 +32,40 @@ def embedded_float32() -> Target:
     return load_target("embedded", device="cpu", dtype="float32")
 
 
-def _find_browser() -> str | None:
-    named = os.environ.get("CHROMIUM_PATH")
-    return named or next((path for name in BROWSERS if (path := shutil.which(name))), None)
+def find_browser() -> str:
+    """Path of a Chromium: CHROMIUM_PATH, one on the PATH, else Debian's package where this machine lets us install it.
+
+    Raises:
+        LookupError: there is none; the message says what to do.
+    """
+    if named := os.environ.get("CHROMIUM_PATH"):
+        if shutil.which(named):
+            return named
+        raise LookupError(f"CHROMIUM_PATH names {named!r}, which is no program")
+    if found := next((path for name in BROWSERS if (path := shutil.which(name))), None):
+        return found
+    told = ""
+    if hasattr(os, "geteuid") and os.geteuid() == 0 and shutil.which("apt-get"):
+        for command in (["apt-get", "update"], ["apt-get", "install", "-y", "chromium"]):
+            done = subprocess.run(
+                command, check=False, capture_output=True, text=True, env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+            )
+            if done.returncode:
+                told = f" ({' '.join(command)} failed: {done.stderr.strip().splitlines()[-1:]})"
+        if found := shutil.which("chromium"):
+            return found
+    raise LookupError(f"no Chromium found: install it (on Debian: apt-get install chromium) or set CHROMIUM_PATH{told}")
 
 
 @pytest.fixture(scope="session")
-def browser_executable() -> str:
-    """Path of a Chromium: CHROMIUM_PATH, one on the PATH, else Debian's package where this machine lets us install it."""
-    if found := _find_browser():
-        return found
-    if os.name == "posix" and os.geteuid() == 0 and shutil.which("apt-get"):
-        print("installing chromium (Debian's package) for the browser tests ...", flush=True)
-        for command in (["apt-get", "update", "-qq"], ["apt-get", "install", "-y", "-qq", "chromium"]):
-            subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
-        if found := _find_browser():
-            return found
-    message = "no Chromium found: install it (on Debian: apt-get install chromium) or set CHROMIUM_PATH"
-    if os.environ.get("CI"):
-        pytest.fail(message)
-    pytest.skip(message)
+def browser_executable(pytestconfig: pytest.Config) -> str:
+    """A Chromium to drive. Without one the browser tests are skipped with a reason; in CI they fail."""
+    try:
+        if not any(map(shutil.which, BROWSERS)):
+            with pytestconfig.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+                print("\nno browser here: installing Debian's chromium, if this machine lets us (about a minute) ...", flush=True)
+        return find_browser()
+    except LookupError as error:
+        if os.environ.get("CI"):
+            pytest.fail(str(error))
+        pytest.skip(str(error))
