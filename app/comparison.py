@@ -105,7 +105,7 @@ class Comparison:
         lane.view["state"] = "loading"
         yield self.message()
         self.models.warm_up(lane.source, target, head)
-        generation = Generation(target, head, self.request.prompt, self.request.settings, cancelled=self.cancelled)
+        generation = Generation(target, head, self.request.prompt, self.request.settings, cancelled=self.cancelled, drift=True)
         lane.view["state"] = "running"
         lane.view["tree"] = list(generation.settings.tree) if head else None
         steps = iter(generation)
@@ -170,5 +170,6 @@ class Comparison:
             "note": self.note,
             "failed": self.failed,
             "running": self.running,
+            "link": "",
             "lanes": [lane.view if whole or lane is whole_lane else self._slice(lane) for lane in self.lanes],
         }

@@ -12,7 +12,7 @@ from decoding.records import Settings, TreeShape
 HEADER = """<div class="ds-header"><h1>Draftscope</h1>
 <p>A small <b>draft head</b> guesses several tokens ahead; the large <b>target</b> checks all guesses in one forward
 and keeps those it would have written itself. Same text, fewer forwards. Here you see every guess, why it was kept
-or dropped, and where the time went.</p></div>"""
+or dropped, and where the time went.</p><div class="ds-root"></div></div>"""
 
 
 @dataclass
@@ -20,6 +20,7 @@ class Parts:
     """The parts that handlers read or write."""
 
     token: gr.State
+    dark: gr.Checkbox  # hidden: whether the reader's theme is dark, for the charts
     prompt: gr.Textbox
     examples: list[tuple[gr.Button, Example]]
     target: gr.Dropdown
@@ -35,23 +36,23 @@ TREE_SETTINGS = ("tree_depth", "tree_top_k", "tree_nodes")
 SETTINGS = ("max_new_tokens", "temperature", "top_p", "top_k", "seed", *TREE_SETTINGS)
 
 
-def drawing(view: str, value: object = None, **options: object) -> gr.HTML:
+def drawing(view: str, value: object = None, template: str = '<div class="ds-root"></div>', **options: object) -> gr.HTML:
     """A part that the page's own script draws. Its template never shows the value: the script does, as text."""
     watched = "watch" if value is not None else "null"
     return gr.HTML(
         value=value,
-        html_template='<div class="ds-root"></div>',
+        html_template=template,
         js_on_load=f"draftscope.mount(element, {json.dumps(view)}, props, {watched})",
         apply_default_css=False,
         **options,
     )
 
 
-def controls(models: Models) -> Parts:
+def controls(models: Models, opening_prompt: str) -> Parts:
     """The column at the left."""
     defaults = Settings()
-    token = gr.State("")
-    prompt = gr.Textbox(label="Prompt", lines=3, max_lines=8, placeholder="Ask the target something", elem_id="ds-prompt")
+    token, dark = gr.State(""), gr.Checkbox(visible=False)
+    prompt = gr.Textbox(opening_prompt, label="Prompt", lines=3, max_lines=8, placeholder="Ask the target something", elem_id="ds-prompt")
     with gr.Row(elem_classes="ds-examples"):
         buttons = [(gr.Button(example.title, size="sm", min_width=60), example) for example in examples()]
     offers = models.offers()
@@ -59,14 +60,14 @@ def controls(models: Models) -> Parts:
     if models.allow_custom:
         methods = gr.Dropdown(
             names,
-            value=[source for _, source in names[:3]],
+            value=[source for _, source in names[:4]],
             multiselect=True,
             allow_custom_value=True,
             label="Methods (2 to 4)",
             elem_id="ds-methods",
         )
     else:
-        methods = gr.CheckboxGroup(names, value=[source for _, source in names[:3]], label="Methods (2 to 4)", elem_id="ds-methods")
+        methods = gr.CheckboxGroup(names, value=[source for _, source in names[:4]], label="Methods (2 to 4)", elem_id="ds-methods")
     with gr.Row():
         run = gr.Button("Run", variant="primary", elem_id="ds-run", min_width=100)
         stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="ds-stop", min_width=100)
@@ -87,7 +88,7 @@ def controls(models: Models) -> Parts:
             gr.Number(None, label="Tree nodes", precision=0, info="Nodes verified, root apart", placeholder="head's own"),
         ]
         pool = gr.Markdown(pool_line(None, None, None), elem_classes="ds-small")
-    return Parts(token, prompt, buttons, target, methods, run, stop, fields, pool, None)  # type: ignore[arg-type]
+    return Parts(token, dark, prompt, buttons, target, methods, run, stop, fields, pool, None)  # type: ignore[arg-type]
 
 
 def pool_line(depth: float | None, top_k: float | None, nodes: float | None) -> str:

@@ -1,194 +1,205 @@
 """Building the page: parts, handlers, endpoints."""
 
-import json
 import secrets
-import threading
 import traceback
-from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import gradio as gr
 
+from app.address import Address, link, read_address
 from app.comparison import Comparison, Request
+from app.downloads import Downloads
 from app.endpoints import add_endpoints
 from app.layout import HEADER, SETTINGS, TREE_SETTINGS, Parts, controls, drawing, pool_line
-from app.library import RUNS, load_recording, recordings
+from app.library import RUNS, Recording, load_recording, load_uploaded, recordings
+from app.messages import notice, pack, refusal, selection
 from app.models import Models
+from app.panels import Panels, filled, tabs
+from app.requests import Requests
 from app.view import Message, session_of
-from decoding.errors import UsageError
-from decoding.records import Settings
+from decoding.errors import DraftscopeError, UsageError
+from decoding.records import Run, Settings
 
 DEVICE = "device"  # one queue for all work on the device
-MAX_REQUESTS = 512
+QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+MAX_LANES = 4
 
 
-class Requests:
-    """Requests that were asked for and not ended: Stop reaches a running one and one that still waits in the queue."""
-
-    def __init__(self) -> None:
-        self._events: OrderedDict[str, threading.Event] = OrderedDict()
-        self._claimed: set[str] = set()
-
-    def open(self) -> str:
-        token = secrets.token_hex(8)
-        self._events[token] = threading.Event()
-        while len(self._events) > MAX_REQUESTS:
-            self._events.popitem(last=False)
-        return token
-
-    def claim(self, token: str) -> bool:
-        """True once for each token: a request runs once."""
-        event = self._events.get(token)
-        if event is None or token in self._claimed:
-            return False
-        self._claimed.add(token)
-        return True
-
-    def active(self, token: str) -> bool:
-        return token in self._events
-
-    def stop(self, token: str) -> None:
-        if token in self._events:
-            self._events[token].set()
-
-    def stopped(self, token: str) -> bool:
-        event = self._events.get(token)
-        return event is None or event.is_set()
-
-    def close(self, token: str) -> None:
-        self._events.pop(token, None)
-        self._claimed.discard(token)
-
-
-def pack(message: Message) -> str:
-    """A message as the browser's script takes it (a string: Gradio would wrap plain data into reactive proxies)."""
-    return json.dumps(message, ensure_ascii=False, separators=(",", ":"))
-
-
-def first_view(folder: Path) -> Message:
-    """What the page opens on: the first recorded runs."""
-    shipped = recordings(folder)
-    if not shipped:
-        return notice("No recorded runs are shipped with this copy: press Run.", "start")
-    runs = list(load_recording(shipped[0]))[:4]
-    return session_of(runs, f"recorded-{shipped[0].name}", "recorded", shipped[0].title)
-
-
-def notice(text: str, session: str, failed: bool = False) -> Message:
-    """A message without lanes."""
-    return {
-        "session": session,
-        "kind": "live",
-        "title": "",
-        "prompt": "",
-        "where": "",
-        "settings": "",
-        "note": text,
-        "failed": failed,
-        "running": False,
-        "lanes": [],
-    }
-
-
-def refusal(text: str) -> str:
-    """A packed message that shows an error above the lanes that are there; never the same twice, so that it always arrives."""
-    return json.dumps({"kind": "keep", "note": text, "failed": True, "nonce": secrets.token_hex(4)})
-
-
-def read_settings(values: tuple[object, ...]) -> Settings:
+def read_settings(values: Sequence[object]) -> Settings:
     """The settings fields as Settings; empty ones are left to the defaults and to each head.
 
     Raises:
         UsageError: a value out of range, in words.
     """
     pairs = zip(SETTINGS, values, strict=True)
-    given = {name: value for name, value in pairs if value is not None and not (name in TREE_SETTINGS and value == 0)}
-    return Settings(**given)
+    return Settings(**{name: value for name, value in pairs if value is not None and not (name in TREE_SETTINGS and value == 0)})
+
+
+def recorded(recording: Recording) -> tuple[list[Run], Message]:
+    """The runs of a recording and what the page is told of them."""
+    runs = list(load_recording(recording))[:MAX_LANES]
+    message = session_of(runs, f"recorded-{recording.name}", "recorded", recording.title)
+    message["link"] = f"run={recording.name}"
+    return runs, message
 
 
 def build(models: Models, runs: Path = RUNS) -> gr.Blocks:
-    """The whole page on a registry of models."""
-    requests = Requests()
-    opening = first_view(runs)
+    """The whole page.
 
-    with gr.Blocks(title="Draftscope", analytics_enabled=False, fill_width=True) as demo:
-        gr.HTML(HEADER, apply_default_css=False)
+    Args:
+        models: what this server can run.
+        runs: folder of the recorded runs; the page opens on the first.
+    """
+    shipped = recordings(runs)
+    opening = recorded(shipped[0])[1] if shipped else notice("No recorded runs are shipped with this copy: press Run.")
+    with gr.Blocks(title="Draftscope", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
+        drawing("guide", template=HEADER, elem_id="ds-head")
         with gr.Row(elem_id="ds-main"):
             with gr.Column(scale=0, min_width=290, elem_id="ds-controls"):
-                parts = controls(models)
+                parts = controls(models, opening["prompt"])
             with gr.Column(scale=1, min_width=320, elem_id="ds-stage"):
                 parts.lanes = drawing("lanes", pack(opening), elem_id="ds-lanes")
-                with gr.Tabs(elem_id="ds-tabs"), gr.Tab("Step by step", id="steps"):
-                    drawing("steps", elem_id="ds-steps")
-        parts.prompt.value = opening["prompt"]
-        _wire(parts, models, requests)
-        # after the first view: importing torch while the page is being built would make it late
-        demo.load(lambda: models.preload(delay=2.0), queue=False, show_progress="hidden", api_visibility="private")
+                drawing("transport", elem_id="ds-transport")
+                panels = tabs(shipped)
+        _Handlers(models, parts, panels, shipped).wire(demo)
         add_endpoints(models, DEVICE)
     return demo
 
 
-def _wire(parts: Parts, models: Models, requests: Requests) -> None:
-    """Handlers of the page; none of them is an endpoint of the API."""
+class _Handlers:
+    """What happens when a person does something. None of this is an endpoint of the API."""
 
-    def begin(token: str, prompt: str, target: str, methods: list[str], *values: object) -> dict:
+    def __init__(self, models: Models, parts: Parts, panels: Panels, shipped: Sequence[Recording]) -> None:
+        self.models, self.parts, self.panels = models, parts, panels
+        self.shipped = {recording.name: recording for recording in shipped}
+        self.requests, self.downloads = Requests(), Downloads()
+
+    # ---- a live run --------------------------------------------------------------------------------------------------
+    def begin(self, token: str, prompt: str, target: str, methods: list[str], *values: object) -> dict:
         """Check the request at once; a good one gets a token, which starts it. While one runs nothing else begins."""
-        if requests.active(token):
+        parts = self.parts
+        if self.requests.active(token):
             return {parts.token: token}
         try:
             if not prompt.strip():
                 raise UsageError("the prompt is empty: type something for the target to answer, or pick an example")
-            models.check(target, methods)
+            self.models.check(target, methods)
             read_settings(values)
         except UsageError as error:
             return {parts.token: "", parts.lanes: refusal(str(error))}
-        return {parts.token: requests.open(), parts.run: gr.Button(interactive=False), parts.stop: gr.Button(interactive=True)}
+        return {parts.token: self.requests.open(), parts.run: gr.Button(interactive=False), parts.stop: gr.Button(interactive=True)}
 
-    def run_lanes(token: str, prompt: str, target: str, methods: list[str], *values: object) -> Iterator[dict]:
+    def run_lanes(self, token: str, prompt: str, target: str, methods: list[str], *values: object) -> Iterator[dict]:
         """Run the lanes; the page gets a message at most ten times a second."""
-        if not requests.claim(token):
+        parts = self.parts
+        if not self.requests.claim(token):
             yield {parts.token: token}  # a refused request: nothing to run
             return
         idle = {parts.run: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
+        runs: list[Run] = []
         try:
-            request = Request(prompt, tuple(methods), target, read_settings(values), token)
-            for message in Comparison(models, request, lambda: requests.stopped(token)):
+            settings = read_settings(values)
+            comparison = Comparison(
+                self.models, Request(prompt, tuple(methods), target, settings, token), lambda: self.requests.stopped(token)
+            )
+            address = link(prompt, comparison.request.ordered(), settings)
+            for message in comparison:
+                runs = comparison.runs
+                message["link"] = address
                 yield {parts.lanes: pack(message), **({} if message["running"] else idle)}
         except Exception as error:  # the last net: whatever broke is said on the page, and the page stays usable
             traceback.print_exc()
             yield {parts.lanes: refusal(f"unexpected failure: {type(error).__name__}: {error}"), **idle}
         finally:
-            requests.close(token)
+            self.requests.close(token, runs)
 
-    inputs = [parts.prompt, parts.target, parts.methods, *parts.settings]
-    started = gr.on(
-        [parts.run.click, parts.prompt.submit],
-        begin,
-        [parts.token, *inputs],
-        [parts.token, parts.run, parts.stop, parts.lanes],
-        queue=False,
-        show_progress="hidden",
-        api_visibility="private",
-    )
-    started.then(
-        run_lanes,
-        [parts.token, *inputs],
-        [parts.lanes, parts.run, parts.stop, parts.token],
-        concurrency_id=DEVICE,
-        concurrency_limit=1,
-        show_progress="hidden",
-        api_visibility="private",
-    )
-    parts.stop.click(requests.stop, parts.token, None, queue=False, show_progress="hidden", api_visibility="private")
-    for button, example in parts.examples:
-        button.click(lambda text=example.prompt: text, None, parts.prompt, queue=False, show_progress="hidden", api_visibility="private")
-    gr.on(
-        [field.change for field in parts.settings[-3:]],
-        pool_line,
-        parts.settings[-3:],
-        parts.pool,
-        queue=False,
-        show_progress="hidden",
-        api_visibility="private",
-    )
+    def draw_finished(self, token: str, dark: bool) -> dict:
+        """Fill the tabs from the runs that have just ended."""
+        runs = [run for run in self.requests.take(token) if run.steps]
+        if not runs:
+            return {self.panels.gallery: gr.skip()}
+        return {self.panels.gallery: None, **filled(self.panels, runs, token, dark, self.downloads)}
+
+    # ---- recorded and uploaded runs ----------------------------------------------------------------------------------
+    def open_recording(self, name: str | None, dark: bool, address: Address | None = None) -> dict:
+        """Show a recording, in the lanes and in the tabs."""
+        if not name:
+            return {self.parts.lanes: gr.skip()}
+        try:
+            if name not in self.shipped:
+                raise UsageError(f"no recorded run is called {name[:60]!r}: there are {', '.join(self.shipped)}")
+            runs, message = recorded(self.shipped[name])
+        except UsageError as error:
+            return {self.parts.lanes: refusal(str(error))}
+        chosen = selection(address.lane, address.step) if address else {}
+        out: dict = {self.parts.lanes: pack(message, **chosen), self.parts.prompt: message["prompt"]}
+        return {**out, **filled(self.panels, runs, message["session"], dark, self.downloads)}
+
+    def open_upload(self, files: list[str] | None, dark: bool) -> dict:
+        """Check uploaded records and show them."""
+        try:
+            runs = load_uploaded(list(files or []))
+        except DraftscopeError as error:
+            return {self.parts.lanes: refusal(str(error))}
+        session = f"uploaded-{secrets.token_hex(8)}"
+        message = session_of(runs, session, "uploaded", "")
+        return {
+            self.parts.lanes: pack(message),
+            self.panels.gallery: None,
+            **filled(self.panels, runs, session, dark, self.downloads),
+        }
+
+    def open_page(self, dark: bool, request: gr.Request) -> dict:
+        """Fill the page as its address says; without one, with the first recording."""
+        parts, out = self.parts, {}
+        try:
+            address = read_address(dict(request.query_params))
+            if address.methods:
+                self.models.check(self.models.source, address.methods)
+        except UsageError as error:
+            address, out = Address(), {parts.lanes: refusal(str(error))}
+        name = address.run or next(iter(self.shipped), None)
+        shown = self.open_recording(name, dark, address)
+        if parts.lanes in out or not (address.run or address.lane or address.step):
+            shown.pop(parts.lanes, None)  # the opening view is there already
+        out = {**shown, **out}
+        if address.run in self.shipped:
+            out[self.panels.gallery] = address.run
+        if address.prompt:
+            out[parts.prompt] = address.prompt
+        if address.methods:
+            out[parts.methods] = address.methods
+        out.update(
+            {field: address.settings[name] for name, field in zip(SETTINGS, parts.settings, strict=True) if name in address.settings}
+        )
+        self.models.preload(delay=2.0)  # after the first view: importing torch while the page is being built would make it late
+        return out or {parts.lanes: gr.skip()}
+
+    # ---- events ------------------------------------------------------------------------------------------------------
+    def wire(self, demo: gr.Blocks) -> None:
+        parts, panels = self.parts, self.panels
+        inputs = [parts.prompt, parts.target, parts.methods, *parts.settings]
+        everything = [parts.lanes, parts.prompt, parts.methods, *parts.settings, panels.gallery, *panels.outputs()]
+        gr.on(
+            [parts.run.click, parts.prompt.submit],
+            self.begin,
+            [parts.token, *inputs],
+            [parts.token, parts.run, parts.stop, parts.lanes],
+            **QUIET,
+        ).then(
+            self.run_lanes,
+            [parts.token, *inputs],
+            [parts.lanes, parts.run, parts.stop, parts.token],
+            concurrency_id=DEVICE,
+            concurrency_limit=1,
+            show_progress="hidden",
+            api_visibility="private",
+        ).then(self.draw_finished, [parts.token, parts.dark], [panels.gallery, *panels.outputs()], **QUIET)
+        parts.stop.click(self.requests.stop, parts.token, None, **QUIET)
+        panels.gallery.input(self.open_recording, [panels.gallery, parts.dark], everything, **QUIET)
+        panels.upload.upload(self.open_upload, [panels.upload, parts.dark], everything, **QUIET)
+        for button, example in parts.examples:
+            button.click(lambda text=example.prompt: text, None, parts.prompt, **QUIET)
+        gr.on([field.change for field in parts.settings[-3:]], pool_line, parts.settings[-3:], parts.pool, **QUIET)
+        demo.load(self.open_page, parts.dark, everything, js="() => [document.body.classList.contains('dark')]", **QUIET)

@@ -18,14 +18,17 @@ from decoding.records import AUTOREGRESSIVE, Run, Settings
 
 def record_prompt(models: Models, source: str, methods: list[str], prompt: str, settings: Settings) -> list[Run]:
     """One run for each method, one after the other in this process, plain decoding first; each head is warmed up before."""
-    from decoding import generate
+    from decoding import Generation
 
     target = models.target(source)
     runs = []
     for name in methods:
         head = models.head(name, target)
         models.warm_up(name, target, head)
-        runs.append(generate(target, head, prompt, settings))
+        generation = Generation(target, head, prompt, settings, drift=True)
+        for _ in generation:
+            pass
+        runs.append(generation.run)
     return runs
 
 

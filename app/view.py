@@ -96,6 +96,7 @@ class Message(TypedDict):
     note: str  # an error or a notice about the whole session
     failed: bool
     running: bool
+    link: str  # query of an address that opens this view
     lanes: list[LaneView]
 
 
@@ -328,6 +329,7 @@ def session_of(runs: list[Run], session: str, kind: Literal["live", "recorded", 
         "note": "",
         "failed": False,
         "running": False,
+        "link": "",
         "lanes": [lane_of(run, lane_key(index, run), plain) for index, run in enumerate(runs)],
     }
 

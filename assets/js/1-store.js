@@ -95,8 +95,30 @@ window.draftscope = (() => {
       const running = state.lanes.find((lane) => lane.state === "running" && lane.steps.length);
       if (running) point(running, running.steps.length - 1, null);
     } else if (before && before.running && !message.running && state.follow) choose();
+    if (message.select) {
+      const asked = state.lanes.find((lane) => lane.steps.length && (lane.key.endsWith(`:${message.select.lane}`) || lane.method === message.select.lane)) || lane_(state.focus);
+      if (asked) point(asked, Math.min(Math.max(message.select.step, 1), asked.steps.length) - 1, null);
+      state.follow = false;
+    }
     announce(before, message, fresh);
     emit("data");
+    if (!fresh || before) address();
+  }
+
+  // The address follows the view, so that it can be passed on; recorded runs keep lane and step in it.
+  let due = null;
+  function address() {
+    clearTimeout(due);
+    due = setTimeout(() => {
+      if (!state.info || !state.info.link) return;
+      const asked = new URLSearchParams(state.info.link), theme = new URLSearchParams(location.search).get("__theme");
+      if (state.info.kind === "recorded") {
+        asked.set("lane", state.focus.split(":").slice(1).join(":"));
+        asked.set("step", state.step + 1);
+      }
+      if (theme) asked.set("__theme", theme);
+      history.replaceState(null, "", `?${asked}`);
+    }, 250);
   }
 
   const lane_ = (key) => state.lanes.find((lane) => lane.key === key);
@@ -120,6 +142,7 @@ window.draftscope = (() => {
     point(lane, Math.min(Math.max(step, 0), lane.steps.length - 1), node, place);
     state.follow = false;
     emit("selection");
+    address();
   }
 
   // The step that another lane shows beside the selected one: where it emitted the same place of the text, or by number.

@@ -1,33 +1,19 @@
 // The lanes: figures, token chips by origin, latency strip, and the bar that moves through the steps.
 draftscope.views.lanes = (root) => {
   "use strict";
-  const { state, make, number, ms, total, select, stepOf, quoted, visible, pieces, tokenText, emit } = draftscope;
+  const { state, make, number, ms, total, select, stepOf, quoted, visible, pieces, tokenText } = draftscope;
   const KIND = { live: "Live run", recorded: "Recorded run", uploaded: "Uploaded run" };
   const STATE = { waiting: "waiting", loading: "loading", running: "running", done: "finished", stopped: "stopped", failed: "failed" };
   const ENDED = { stop: " · ended by itself", length: " · ended at the token limit", cancelled: " · stopped", error: " · failed" };
   const PHASES = ["draft", "verify", "accept", "commit", "record"];
   const cards = new Map();
-  let session = null, timer = null;
+  let session = null;
 
   const badge = make("span.ds-kind");
   const title = make("span.ds-title"), where = make("span.ds-where");
   const alert = make("div.ds-alert", { role: "alert", hidden: true });
   const grid = make("div.ds-lanes");
-  const slider = make("input.ds-slider", { type: "range", min: 1, max: 1, value: 1, "aria-label": "Step of the selected lane", oninput: () => select(state.focus, slider.value - 1) });
-  const readout = make("output.ds-readout");
-  const play = make("button.ds-button.ds-play", { type: "button", "aria-label": "Play the steps", onclick: () => run(!timer) }, "▶");
-  const align = make("select.ds-select", { "aria-label": "Line up the lanes by", onchange: () => ((state.align = align.value), emit("selection")) },
-    make("option", { value: "text" }, "same place in the text"), make("option", { value: "number" }, "same step number"));
-  const bar = make("div.ds-transport", { role: "group", "aria-label": "Move through the steps" },
-    make("button.ds-button", { type: "button", "aria-label": "First step", onclick: () => select(state.focus, 0) }, "|◀"),
-    make("button.ds-button", { type: "button", "aria-label": "Previous step", onclick: () => select(state.focus, state.step - 1) }, "◀"),
-    play,
-    make("button.ds-button", { type: "button", "aria-label": "Next step", onclick: () => select(state.focus, state.step + 1) }, "▶|"),
-    slider, readout, make("label.ds-align", null, make("span", null, "Lanes at the"), align));
-  bar.addEventListener("keydown", (event) => {
-    if (event.key === " " && event.target === slider) (event.preventDefault(), run(!timer));
-  });
-  root.append(make("div.ds-banner", null, badge, title, where), alert, grid, legend(), bar,
+  root.append(make("div.ds-banner", null, badge, title, where), alert, grid, legend(),
     make("div.ds-sr", { id: "ds-status", role: "status" }));
 
   function legend() {
@@ -36,18 +22,6 @@ draftscope.views.lanes = (root) => {
       make("span.ds-key", null, make("span.ds-capsule", null, make("span.ds-chip.acc", null, "one"), make("span.ds-chip.acc", null, "step"), make("span.ds-chip.bonus", null, "end")), "one step:"),
       chip("acc", "n-th", "n-th filled token = draft accepted at depth n"), chip("bonus", "last", "bonus token, from the target itself"), chip("plain", "plain", "plain decoding"),
       make("span.ds-key", null, make("span.ds-ws", null, "·"), "space"), make("span.ds-key", null, make("span.ds-ws", null, "⏎"), "new line"), make("span.ds-key", null, make("span.ds-byte", null, "E2"), "one byte of a character"));
-  }
-
-  function run(on) {
-    clearInterval(timer);
-    timer = on ? setInterval(() => {
-      const lane = draftscope.lane(state.focus);
-      if (!lane || state.step >= lane.steps.length - 1) run(false);
-      else select(state.focus, state.step + 1);
-    }, 700) : null;
-    if (on && draftscope.lane(state.focus) && state.step >= draftscope.lane(state.focus).steps.length - 1) select(state.focus, 0);
-    play.textContent = timer ? "⏸" : "▶";
-    play.setAttribute("aria-label", timer ? "Pause" : "Play the steps");
   }
 
   // ---- one lane ---------------------------------------------------------------------------------------------------
@@ -142,15 +116,15 @@ draftscope.views.lanes = (root) => {
     if (lane.sampled) return "Sampled: the distribution is the target's own; the words may differ from plain decoding.";
     if (!seen) return lane.state === "running" ? "" : "Not compared: plain decoding was not run.";
     if (seen.equal) return `= Equal to plain decoding, ${seen.compared} tokens.`;
-    const texts = seen.mine === null ? "one stops earlier" : `${quoted(lane, seen.plain)} there, ${quoted(lane, seen.mine)} here`;
-    return `≠ Differs at token ${seen.index + 1}: ${texts}${seen.gap === null ? "" : `; the two best logits are ${seen.gap} apart${seen.tie ? ": a near-tie, decided by rounding" : ""}`}.`;
+    const words = seen.mine === null && seen.plain === null ? "one of the two ends there" : `${quoted(lane, seen.mine)} for ${quoted(lane, seen.plain)}`;
+    const gap = seen.gap === null ? "" : seen.tie ? `; a near-tie, ${seen.gap} apart, decided by rounding` : `; the two best logits are ${seen.gap} apart`;
+    return `≠ From token ${seen.index + 1} on: ${words}${gap}.`;
   }
 
   function update() {
     const info = state.info;
     if (session !== state.session) {
       session = state.session;
-      run(false);
       cards.clear();
       grid.replaceChildren();
       grid.dataset.count = state.lanes.length;
@@ -198,12 +172,6 @@ draftscope.views.lanes = (root) => {
       for (const chip of own.picked) chip.classList.add("picked");
       if (own.mark) own.mark.setAttribute("x", Math.max(0, index) * (own.wide || 0));
     }
-    const lane = draftscope.lane(state.focus);
-    if (!lane) return;
-    slider.max = Math.max(1, lane.steps.length);
-    slider.value = state.step + 1;
-    slider.disabled = lane.steps.length < 2;
-    readout.textContent = lane.steps.length ? `step ${state.step + 1} of ${lane.steps.length} · ${lane.label}` : "no step yet";
   }
 
   // Scroll inside the lane only: scrollIntoView would move the page.

@@ -22,21 +22,26 @@ draftscope.tree = (() => {
 
   const end = (step) => (step.path.length ? step.path[step.path.length - 1] : -1);
 
-  // Rows: leaves one below the other, a parent beside its first child, so that the likeliest path is a straight line.
+  function ordered(step, form, node) {
+    const below = form.children.get(node) || [];
+    const taken = below.find((child) => step.mark[child] === "a");
+    return taken === undefined ? below : [taken, ...below.filter((child) => child !== taken)];
+  }
+
+  // Rows: leaves one below the other, a parent beside its first child. The accepted child comes first, so that the
+  // accepted path is a straight line at the top; its siblings follow by rank.
   function rows(step, form, shown) {
     const row = new Map();
     let next = 0;
     (function place(node) {
-      const below = (form.children.get(node) || []).filter(shown);
+      const below = ordered(step, form, node).filter(shown);
       const own = next;
+      if (node === end(step)) row.set("bonus", own);
+      const first = node === end(step) ? 1 : 0; // the bonus token takes the place of a first child
       below.forEach((child, index) => {
-        if (index) next += 1;
+        if (index + first) next += 1;
         place(child);
       });
-      if (node === end(step)) {
-        if (below.length) next += 1;
-        row.set("bonus", next);
-      }
       row.set(node, own);
     })(-1);
     return { row, count: next + 1 };
@@ -80,7 +85,7 @@ draftscope.tree = (() => {
     const words = taken ? `${taken} of ${form.levels} levels accepted` : "Nothing accepted";
     const below = form.children.get(stop) || [];
     const best = below[0];
-    const why = best === undefined ? "the tree ends there" : `the head's best guess next was ${quoted(lane, step.ids[best])} (draft ${probability(step.q[best])}), the target ${step.draw ? "drew" : "chose"} ${quoted(lane, step.bonus)}${below.some((node) => step.ids[node] === step.bonus) ? "" : ", which was not among the guesses"}`;
+    const why = best === undefined ? `the tree has no guess after ${quoted(lane, stop < 0 ? step.root : step.ids[stop])}` : `the head's best guess next was ${quoted(lane, step.ids[best])} (draft ${probability(step.q[best])}), the target ${step.draw ? "drew" : "chose"} ${quoted(lane, step.bonus)}${below.some((node) => step.ids[node] === step.bonus) ? "" : ", which was not among the guesses"}`;
     return `${words}, then the bonus token: ${why}.`;
   }
 
@@ -126,18 +131,18 @@ draftscope.tree = (() => {
     };
     const walk = (node) => {
       box(node, node === -1 ? step.root : step.ids[node], node === -1 ? "root" : step.mark[node]);
-      for (const child of (form.children.get(node) || []).filter(shown)) {
-        link(node, child, step.mark[child]);
-        walk(child);
-      }
       if (node === end(step)) {
         link(node, "bonus", "a");
         box("bonus", step.bonus, "bonus");
       }
+      for (const child of ordered(step, form, node).filter(shown)) {
+        link(node, child, step.mark[child]);
+        walk(child);
+      }
     };
     walk(-1);
     svg.append(make("path.ds-edge.is-u", { d: edges.u }), make("path.ds-edge.is-r", { d: edges.r }), make("path.ds-edge.is-a", { d: edges.a }), ...boxes);
-    return { svg, form, top: y(end(step)), bottom: y("bonus"), right: x(level("bonus")) + wide };
+    return { svg, form, right: x(level("bonus")) + wide };
   }
 
   // ---- attention mask: what each row of the target's forward sees -------------------------------------------------

@@ -115,7 +115,7 @@ draftscope.views.steps = (root) => {
         const drawn = tree.draw(lane, step, { all, width: own.scroll.clientWidth, zoom: state.zoom, node });
         own.scroll.replaceChildren(drawn.svg);
         if (moved) own.scroll.scrollLeft = Math.max(0, drawn.right - own.scroll.clientWidth + 8);
-        if (moved) own.scroll.scrollTop = Math.max(0, Math.min(drawn.top - 60, drawn.bottom - own.scroll.clientHeight + 60));
+        if (moved) own.scroll.scrollTop = 0;
       }
       if (!moved) own.scroll.scrollTop = scroll;
     }

@@ -1,0 +1,74 @@
+"""What the papers report, beside what was measured here. Every figure with its source and hardware."""
+
+from collections.abc import Sequence
+from html import escape
+
+from app.methods import lane_label
+from app.view import fair, figures, plain_of, where_line
+from decoding.records import Run
+
+# (target, method, speed-up, tau), means over MT-bench, HumanEval and GSM8K, temperature 0, NVIDIA H800, batch 1
+HASS_TABLE = (
+    ("LLaMA2-Chat-7B", "EAGLE-2", 2.81, 4.61),
+    ("LLaMA2-Chat-7B", "HASS", 3.24, 5.15),
+    ("LLaMA2-Chat-13B", "EAGLE-2", 3.30, 5.16),
+    ("LLaMA2-Chat-13B", "HASS", 3.65, 5.58),
+    ("LLaMA3-Instruct-8B", "EAGLE-2", 2.83, 4.52),
+    ("LLaMA3-Instruct-8B", "HASS", 3.09, 5.08),
+    ("LLaMA3-Instruct-70B", "EAGLE-2", 3.37, 4.50),
+    ("LLaMA3-Instruct-70B", "HASS", 4.05, 5.21),
+)
+# means over five datasets, temperature 0, RTX 3090
+INDEPENDENT = (("LLaMA3.1-Instruct-8B", "EAGLE-2", 3.23, 4.11), ("LLaMA3.1-Instruct-8B", "HASS", 3.42, 4.37))
+
+CHANGES = """<div class="ds-root ds-prose"><div class="ds-cards">
+<section class="ds-card" data-method="eagle"><h4><span class="ds-swatch"></span>EAGLE: the starting point</h4>
+<p>The head is one decoder layer. From the target's <em>feature</em> (its last hidden state) and the newest token it guesses
+the next feature; the target's own <code>lm_head</code> turns that into a token. For depth 2 it must go on from its
+<em>own guess</em>, because the target has not run yet. In training it only ever saw true features. So it meets its own
+errors unprepared, and they add up with depth.</p></section>
+<section class="ds-card" data-method="hass"><h4><span class="ds-swatch"></span>HASS: train as you will draft</h4>
+<p>The same layer, trained over several alignment steps: in step 2 it gets the features that it guessed in step 1 in place of
+the true ones, and so on. What it sees in training is what it sees while drafting. A second loss looks at the target's top-K
+tokens, the only ones a tree can hold. Cost of a step: unchanged. Gain: acceptance falls less with depth.</p></section>
+<section class="ds-card" data-method="koala-eagle"><h4><span class="ds-swatch"></span>KOALA: deeper, with an adversary</h4>
+<p>K layers in place of one, and a discriminator that learns to tell the head's output from the target's while the head
+learns to deceive it. Better guesses at every depth. Cost: each of the tree's levels runs K layers, so drafting takes longer.
+It pays only where the extra accepted tokens are worth more than the extra layers.</p></section></div></div>"""
+
+
+def papers_panel(runs: Sequence[Run]) -> str:
+    """The papers' tables and the same figures of the runs at hand, as HTML."""
+    return (
+        '<div class="ds-root ds-prose"><h4>Measured here</h4>' + _measured(runs) + "<h4>As published</h4>"
+        "<p>Other targets, other hardware: compare tau and the gain of one method over another, not the seconds.</p>"
+        + _table(
+            "HASS paper (arXiv 2408.15766, ICLR 2025), NVIDIA H800, batch 1, temperature 0, mean of MT-bench, HumanEval, GSM8K", HASS_TABLE
+        )
+        + _table("EAGLE-3 paper (arXiv 2503.01840, table 1), RTX 3090, temperature 0, mean of five datasets", INDEPENDENT)
+        + "<p>KOALA (arXiv 2408.08146, abstract): latency speed-up +0.24 to +0.41, that is 10.57 % to 14.09 % faster than the "
+        "original heads, on Vicuna 7B, 13B and 33B. The paper's hardware, number of layers and discriminator are not public; "
+        "those of the heads here are our own choice.</p></div>"
+    )
+
+
+def _measured(runs: Sequence[Run]) -> str:
+    plain = plain_of(runs)
+    rows = []
+    for run in runs:
+        told = figures(run, plain if plain is not None and fair(run, plain) else None)
+        speed = "1.00" if run.head is None else "–" if told["speedup"] is None else f"{told['speedup']:.2f}"
+        rows.append((run.target, lane_label(run.method, run.head), speed, "–" if told["tau"] is None else f"{told['tau']:.2f}"))
+    return _table(f"{where_line(runs[0])}; one prompt" if runs else "nothing", rows)
+
+
+def _table(caption: str, rows: Sequence[tuple]) -> str:
+    cells = "".join(
+        "<tr>" + "".join(f"<td>{escape(f'{v:.2f}' if isinstance(v, float) else str(v))}</td>" for v in row) + "</tr>" for row in rows
+    )
+    head = "".join(f'<th scope="col">{name}</th>' for name in ("target", "method", "speed-up", "tau"))
+    named = escape(caption)
+    return (
+        f'<div class="ds-table" tabindex="0" role="region" aria-label="{named}"><table><caption>{named}</caption>'
+        f"<thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table></div>"
+    )

@@ -1,0 +1,160 @@
+"""Why HASS and KOALA draft better, shown on the runs at hand: drift, overlap, break-even, and how the heads were trained."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import plotly.graph_objects as go
+from plotly.subplots import make_subplots
+
+from app.charts import SYMBOLS, Chart, Drawn, Look, drawn, marked, marked_as, sentence
+from app.methods import lane_label, method
+from app.models import SHIPPED
+from decoding.records import Run
+
+MIN_SEEN = 3  # a mean over fewer steps than this says nothing
+
+
+def draw_why(runs: Sequence[Run], dark: bool) -> list[Chart]:
+    """The charts of this part, in the order of WHY."""
+    look = Look(dark)
+    lanes = drawn(runs, look)
+    return [draw(lanes, look) for draw in WHY.values()]
+
+
+def means_by_depth(run: Run, name: str) -> list[float | None]:
+    """Mean of a per-position list of the steps at each depth of the guess (entry 0 of a step proposes depth 1)."""
+    columns: list[list[float]] = []
+    for step in run.steps:
+        for depth, value in enumerate(getattr(step, name)):
+            if value is not None:
+                while len(columns) <= depth:
+                    columns.append([])
+                columns[depth].append(value)
+    return [fmean(values) if len(values) >= MIN_SEEN else None for values in columns]
+
+
+def drift(lanes: list[Drawn], look: Look) -> Chart:
+    """Cosine and distance between the head's own feature and the target's, by depth."""
+    titles = ["cosine (1 = the same)", "distance (0 = the same)"]
+    figure, parts = _by_depth(lanes, look, {"drift_cosine": "cosine %{y:.3f}", "drift_distance": "distance %{y:.1f}"}, titles)
+    figure.update_yaxes(range=[0, 1.02], col=1)
+    words = "From depth 2 on a head builds on its own guesses instead of the target's true features; this is how far they drift. "
+    return Chart(figure, words + _fall(parts, "the cosine goes from {first:.2f} at depth 1 to {last:.2f} at depth {depth}"))
+
+
+def overlap(lanes: list[Drawn], look: Look) -> Chart:
+    """Shared mass of the head's and the target's distribution, by depth."""
+    figure, parts = _by_depth(lanes, look, {"overlap": "overlap %{y:.0%}"}, [])
+    figure.update_yaxes(title_text="shared probability", range=[0, 1.02], tickformat=".0%")
+    words = "What drift costs: the share of probability on which head and target agree. "
+    return Chart(figure, words + _fall(parts, "it goes from {first:.0%} at depth 1 to {last:.0%} at depth {depth}"))
+
+
+Means = list[tuple[str, list[float | None]]]
+
+
+def _by_depth(lanes: list[Drawn], look: Look, names: dict[str, str], titles: list[str]) -> tuple[go.Figure, Means]:
+    """One panel for each of the step's lists in `names` (with its hover text); the means of the first one come back."""
+    figure, parts = make_subplots(rows=1, cols=len(names), horizontal_spacing=0.08, subplot_titles=titles or None), []
+    for index, lane in enumerate(lane for lane in lanes if lane.with_head):
+        for column, (name, hover) in enumerate(names.items(), 1):
+            values = means_by_depth(lane.run, name)
+            if not any(value is not None for value in values):
+                continue
+            if column == 1:
+                parts.append((lane.name, values))
+            figure.add_scatter(
+                x=list(range(1, len(values) + 1)), y=values, legendgroup=lane.name, showlegend=column == 1, **marked(lane, index),
+                hovertemplate=f"guess for depth %{{x}}: {hover}<extra>{lane.name}</extra>", row=1, col=column,
+            )  # fmt: skip
+    look.finish(figure, 330)
+    if titles:
+        figure.update_layout(legend_y=1.12, margin_t=60)
+    figure.update_annotations(font_size=13)
+    figure.update_xaxes(title_text="depth of the guess (along accepted paths)", dtick=1)
+    return figure, parts
+
+
+def _fall(parts: Means, form: str) -> str:
+    said = []
+    for name, values in parts:
+        seen = [(depth, value) for depth, value in enumerate(values, 1) if value is not None]
+        if len(seen) > 1:
+            said.append(f"{name}: {form.format(first=seen[0][1], last=seen[-1][1], depth=seen[-1][0])}")
+    return sentence(said) if said else "These runs do not hold it: press Run."
+
+
+def break_even(lanes: list[Drawn], look: Look) -> Chart:
+    """tau against the cost of a step in forwards of plain decoding; on the line a head neither gains nor loses."""
+    plain = next((lane for lane in lanes if not lane.with_head), None)
+    figure = go.Figure()
+    if plain is None or not plain.figures.decode_ms:
+        look.finish(figure, 320)
+        return Chart(figure, "Plain decoding was not run, so nothing can be divided by it.")
+    unit = plain.figures.decode_ms / plain.figures.steps
+    points = [(lane, lane.figures.decode_ms / lane.figures.steps / unit, lane.figures.mean_acceptance_length or 1.0) for lane in lanes]
+    far = max([3.0, *(cost * 1.25 for _, cost, _ in points), *(tau * 0.9 for _, _, tau in points)])
+    for gain in (1, 1.5, 2, 3):
+        line = {"color": look.quiet, "width": 2} if gain == 1 else {"color": look.target, "width": 1, "dash": "dot"}
+        figure.add_scatter(x=[0, far], y=[0, far * gain], mode="lines", showlegend=False, hoverinfo="skip", line=line)
+    top = max([3.0, *(tau * 1.25 for _, _, tau in points)])
+    for gain in (1, 1.5, 2, 3):
+        x, y = (far, far * gain) if far * gain <= top else (top / gain, top)
+        text = "break-even" if gain == 1 else f"{gain:g}×"
+        figure.add_annotation(
+            x=x, y=y, text=text, showarrow=False, xanchor="right", yanchor="top", yshift=-4, font={"size": 12, "color": look.quiet}
+        )
+    for index, (lane, cost, tau) in enumerate(points):
+        figure.add_scatter(
+            x=[cost], y=[tau], name=lane.name, mode="markers", marker={"color": lane.colour, "size": 15, "symbol": SYMBOLS[index % 4]},
+            hovertemplate=f"a step costs %{{x:.2f}} plain steps<br>tau %{{y:.2f}}<extra>{lane.name}</extra>",
+        )  # fmt: skip
+    look.finish(figure, 380)
+    figure.update_xaxes(title_text="cost of a step, in steps of plain decoding", range=[0, far])
+    figure.update_yaxes(title_text="tau: tokens per step", range=[0, top])
+    parts = []
+    for lane, cost, tau in points:
+        if lane.with_head:
+            verdict = f"{tau / cost:.2f}× as fast" if tau >= cost else f"a loss, {tau / cost:.2f}×"
+            parts.append(f"{lane.name}: a step costs {cost:.2f} plain steps and gives {tau:.2f} tokens, so {verdict}")
+    return Chart(figure, "A head pays where its point lies above the line. " + sentence(parts))
+
+
+def training(_: list[Drawn], look: Look) -> Chart:
+    """First guesses of the shipped heads on held-out text, by draft step."""
+    figure, parts = go.Figure(), []
+    for index, entry in enumerate(trained_heads()):
+        values, name = entry["top1"], lane_label(entry["method"], entry["name"])
+        style = marked_as(name, look.colour(method(entry["method"])), index)
+        hover = f"draft step %{{x}}: right %{{y:.1%}} of the time<extra>{name}</extra>"
+        figure.add_scatter(x=list(range(1, len(values) + 1)), y=values, hovertemplate=hover, **style)
+        parts.append(f"{name} keeps {values[-1] / values[0]:.0%} of its first-step accuracy at step {len(values)}")
+    look.finish(figure, 320)
+    figure.update_xaxes(title_text="draft step (each builds on the head's own guesses before)", dtick=1)
+    figure.update_yaxes(title_text="first guess right", tickformat=".0%")
+    return Chart(figure, "Measured on text of the target that no head was trained on. " + sentence(parts))
+
+
+def trained_heads(folder: Path = SHIPPED) -> list[dict[str, Any]]:
+    """What the shipped heads' configs say of their training and of the held-out text; heads without figures are left out."""
+    out = []
+    for path in sorted(folder.glob("*/config.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        section = told.get("draftscope") or {}
+        held = (section.get("results") or {}).get("held_out") or {}
+        if held.get("top1"):
+            facts = {name: section.get(name) for name in ("method", "align_steps", "adversary", "tokens_seen")}
+            facts |= {"layers": told.get("num_hidden_layers"), "top1": held["top1"], "top4": held.get("top4")}
+            out.append({"name": path.parent.name, **facts})
+    return out
+
+
+WHY: dict[str, Callable[[list[Drawn], Look], Chart]] = {
+    "Drift of the draft's features": drift,
+    "Agreement of the two distributions": overlap,
+    "Does it pay? Gain against cost": break_even,
+    "What training changed": training,
+}
