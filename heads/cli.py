@@ -10,20 +10,34 @@ from pathlib import Path
 from decoding.cli import add_settings, add_target_options, prepare, run_command, settings_from
 
 RECIPE_OPTIONS = {
-    "layers": (int, "decoder layers of the head (K)"),
+    "layers": (int, "K: decoder layers of the head, or residual blocks per position"),
     "align_steps": (int, "HASS alignment steps (1 = EAGLE)"),
+    "positions": (int, "Medusa: future positions"),
+    "own_lm_head": (bool, "Medusa: a trained lm_head per position instead of the target's"),
     "feature_weight": (float, "weight of the SmoothL1 feature loss"),
-    "soft_weight": (float, "weight of the soft cross-entropy (papers: 0.1)"),
+    "soft_weight": (float, "weight of the cross-entropy (EAGLE and HASS: 0.1)"),
     "top_weight": (float, "weight of HASS's top-K loss"),
     "top_k": (int, "K of the top-K loss"),
+    "step_decay": (float, "weight of draft step m is this to the power m"),
+    "hard_labels": (bool, "learn the text's tokens instead of the target's distributions"),
+    "adversary": (float, "lambda of KOALA's adversarial loss, 0 = none"),
+    "adversary_rate": (float, "learning rate of the discriminator"),
+    "adversary_ramp": (float, "share of the training over which lambda grows from 0"),
+    "fit_input": (bool, "start fc as the best linear guess (else random)"),
     "noise": (float, "uniform noise on input features (EAGLE)"),
     "learning_rate": (float, "peak learning rate"),
+    "schedule": (str, "cosine or linear, after the warm-up"),
+    "warm_up": (float, "share of the training"),
     "batch_tokens": (int, "padded tokens of a batch"),
+    "accumulate": (int, "batches per optimizer step and process"),
     "epochs": (int, "times the text is seen"),
+    "tokens": (int, "supervised tokens to see in all, instead of epochs"),
     "draft_vocab": (int, "propose only the N most frequent tokens (default: all)"),
     "weight_decay": (float, "of AdamW"),
-    "clip_norm": (float, "largest gradient norm"),
-    "seed": (int, "of initial weights, order and noise"),
+    "clip_norm": (float, "largest gradient norm, 0 = any"),
+    "clip_value": (float, "largest gradient entry (EAGLE and HASS: 0.5), 0 = any"),
+    "seed": (int, "of first weights, order and noise"),
+    "start": (str, "folder of a head to start from (a second stage)"),
 }
 
 
@@ -37,24 +51,31 @@ def _synthesize(arguments: argparse.Namespace) -> None:
 
 def _train(arguments: argparse.Namespace) -> None:
     from heads.training.allocator import keep_memory
+    from heads.training.recipe import recipe_for
+    from heads.training.workers import Workers, launched_device
 
+    recipe = recipe_for(arguments.method, **{name: getattr(arguments, name) for name in RECIPE_OPTIONS})
     keep_memory()
+    arguments.device = launched_device(arguments.device)
+    workers = Workers()
     target = prepare(arguments)
-    from heads.training.train import recipe_for, train
+    from heads.training.train import train
 
-    changes = {name: getattr(arguments, name) for name in RECIPE_OPTIONS}
-    command = shlex.join(["python", "-m", "heads", *sys.argv[1:]])
     figures = train(
         target,
-        recipe_for(arguments.method, **changes),
+        recipe,
         arguments.data,
         arguments.out,
         max_length=arguments.max_length,
         checkpoint_minutes=arguments.checkpoint_minutes,
         max_minutes=arguments.max_minutes,
-        command=command,
+        keep_features=arguments.features == "cached",
+        command=shlex.join(["python", "-m", "heads", *sys.argv[1:]]),
+        workers=workers,
     )
-    print(f"{arguments.out}: held-out top-1 by draft step {figures['top1']}, top-4 {figures['top4']}")
+    if workers.first:
+        print(f"{arguments.out}: {figures}")
+    workers.close()
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
@@ -86,17 +107,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     synthesize.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     synthesize.set_defaults(function=_synthesize)
 
-    train = commands.add_parser("train", help="train a head; resumes from a checkpoint in --out")
+    train = commands.add_parser(
+        "train", help="train a head; resumes from a checkpoint in --out; also under 'accelerate launch -m heads train ...'"
+    )
     add_target_options(train)
-    train.add_argument("--method", required=True, help="eagle, hass, koala-eagle or hass-koala")
-    train.add_argument("--data", type=Path, nargs="+", required=True, help="folders made by 'synthesize'")
-    train.add_argument("--out", type=Path, required=True, help="folder of the head, its checkpoint and metrics.jsonl")
+    train.add_argument("--method", required=True, help="eagle, hass, koala-eagle, hass-koala, medusa or koala-medusa")
+    train.add_argument("--data", type=Path, nargs="+", required=True, help="folders made by 'synthesize', or ShareGPT JSON files")
+    train.add_argument("--out", type=Path, required=True, help="folder of the head, its checkpoint and metrics")
     train.add_argument("--max-length", type=int, default=2048, help="dialogues are cut here (default: %(default)s)")
+    train.add_argument(
+        "--features",
+        choices=["cached", "fly"],
+        default="cached",
+        help="target features once on disk, or in every step (default: %(default)s)",
+    )
     train.add_argument("--checkpoint-minutes", type=float, default=5.0, help="a kill loses at most this (default: %(default)s)")
     train.add_argument("--max-minutes", type=float, help="stop after this long, leaving a checkpoint")
     group = train.add_argument_group("recipe (default: what the method sets)")
     for name, (kind, text) in RECIPE_OPTIONS.items():
-        group.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+        how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+        group.add_argument(f"--{name.replace('_', '-')}", help=text, **how)
     train.set_defaults(function=_train)
 
     evaluate = commands.add_parser("evaluate", help="acceptance of heads on prompts, side by side")
@@ -109,6 +139,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     evaluate.set_defaults(function=_evaluate)
 
     arguments = parser.parse_args(argv)
+    if getattr(arguments, "max_length", 3) < 3:
+        parser.error("--max-length is at least 3")
     if getattr(arguments, "limit", None) is not None and arguments.limit < 1:
         parser.error("--limit is at least 1")
     return run_command(lambda: arguments.function(arguments))

@@ -19,7 +19,7 @@ class Dialogue:
     """Token ids of a whole conversation; `spans` are the [start, end) of the assistant's tokens, stop tokens included."""
 
     kind: str
-    temperature: float
+    temperature: float | None  # None: the answers are not the target's own
     ids: list[int]
     spans: list[tuple[int, int]]
 

@@ -1,11 +1,13 @@
 """Training losses: feature regression, soft cross-entropy and HASS's top-K distillation, over a draft vocabulary or all tokens."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.nn import functional
 
 CHUNK = 1024  # rows whose logits are held at once
+STATISTICS = ("feature", "soft", "top", "agreement")
 
 
 @dataclass(frozen=True)
@@ -18,93 +20,112 @@ class LossWeights:
     top_k: int = 10
 
 
-@torch.no_grad()
-def teacher_distribution(features: torch.Tensor, lm_head: torch.Tensor) -> torch.Tensor:
-    """[rows, hidden] target features -> [rows, vocab] probabilities at temperature 1 over the rows of `lm_head`.
+@dataclass
+class Teacher:
+    """What the draft's distributions should be at the supervised rows, found once per batch for all draft steps."""
 
-    With a draft vocabulary this is the target's distribution restricted to it and renormalised: the head can only rank
-    what it may propose, and a token outside can't be drafted anyway.
-    """
-    out = torch.empty(len(features), len(lm_head), dtype=lm_head.dtype, device=features.device)
-    for start in range(0, len(features), CHUNK):
-        rows = slice(start, start + CHUNK)
-        out[rows] = torch.softmax(functional.linear(features[rows].to(lm_head.dtype), lm_head).float(), dim=-1)
-    return out
+    probabilities: torch.Tensor  # [rows, vocab]
+    best: torch.Tensor  # [rows, K] float32, the highest of them
+    best_ids: torch.Tensor  # [rows, K]
+
+    @classmethod
+    @torch.no_grad()
+    def of(cls, features: torch.Tensor, lm_head: torch.Tensor, top_k: int = 10) -> "Teacher":
+        """The target's distributions at temperature 1, from its features [rows, hidden], over the rows of `lm_head`.
+
+        With a draft vocabulary they are restricted to it and renormalised: the head can only rank what it may propose,
+        and a token outside can't be drafted anyway.
+        """
+        top_k = min(top_k, len(lm_head))
+        out = torch.empty(len(features), len(lm_head), dtype=lm_head.dtype, device=features.device)
+        best = torch.empty(len(features), top_k, device=features.device)
+        best_ids = torch.empty(len(features), top_k, dtype=torch.long, device=features.device)
+        for start in range(0, len(features), CHUNK):
+            rows = slice(start, start + CHUNK)
+            out[rows] = torch.softmax(functional.linear(features[rows].to(lm_head.dtype), lm_head).float(), dim=-1)
+            found = out[rows].topk(top_k, dim=-1)
+            best[rows], best_ids[rows] = found.values.float(), found.indices
+        return cls(out, best, best_ids)
+
+    @classmethod
+    def of_text(cls, ids: torch.Tensor, vocab: int, dtype: torch.dtype, top_k: int = 10) -> "Teacher":
+        """Hard labels: all probability on the text's own token [rows] (an index into the vocabulary in use)."""
+        out = torch.zeros(len(ids), vocab, dtype=dtype, device=ids.device).scatter_(1, ids[:, None], 1.0)
+        found = out.topk(min(top_k, vocab), dim=-1)
+        return cls(out, found.values.float(), found.indices)
 
 
 class _Distillation(torch.autograd.Function):
     """sum over rows of weight * -sum_x t(x) log q(x), t = soft * p + top * p restricted to its top K.
 
-    The gradient with respect to the logits is (sum t) q - t; it is taken to the hidden states at once, so that no
-    [rows, vocab] tensor outlives its chunk.
+    The gradient with respect to the logits is (sum t) q - t; it is taken to the hidden states (and to an own `lm_head`)
+    at once, so that no [rows, vocab] tensor outlives its chunk.
     """
 
     @staticmethod
-    def forward(ctx, hidden, lm_head, teacher, row_weights, soft, top, top_k):
+    def forward(ctx, hidden, lm_head, teacher: Teacher, row_weights, soft: float, top: float):
         gradient = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+        own = ctx.needs_input_grad[1]
+        head_gradient = torch.zeros(lm_head.shape, dtype=torch.float32, device=hidden.device) if own else None
+        matrix = lm_head.to(teacher.probabilities.dtype)
         sums = torch.zeros(3, dtype=torch.float64, device=hidden.device)  # soft loss, top loss, agreements
         for start in range(0, len(hidden), CHUNK):
             rows = slice(start, start + CHUNK)
             weights = row_weights[rows].float()
-            logits = functional.linear(hidden[rows].to(lm_head.dtype), lm_head).float()
-            p = teacher[rows].float()
+            inputs = hidden[rows].to(matrix.dtype)
+            logits = functional.linear(inputs, matrix).float()
+            p, best, best_ids = teacher.probabilities[rows].float(), teacher.best[rows], teacher.best_ids[rows]
             lse = logits.logsumexp(dim=-1)
-            best = p.topk(min(top_k, p.shape[-1]), dim=-1)
             soft_loss = lse * p.sum(-1) - (p * logits).sum(-1)
-            top_loss = lse * best.values.sum(-1) - (best.values * logits.gather(1, best.indices)).sum(-1)
+            top_loss = lse * best.sum(-1) - (best * logits.gather(1, best_ids)).sum(-1)
             sums[0] += (soft_loss * weights).sum()
             sums[1] += (top_loss * weights).sum()
-            sums[2] += ((logits.argmax(-1) == best.indices[:, 0]) * weights).sum()
-            mass = soft * p.sum(-1) + top * best.values.sum(-1)
+            sums[2] += ((logits.argmax(-1) == best_ids[:, 0]) * weights).sum()
+            mass = soft * p.sum(-1) + top * best.sum(-1)
             grad = torch.exp_(logits.sub_(lse[:, None])).mul_(mass[:, None])
             grad.sub_(p, alpha=soft)
             if top:
-                grad.scatter_add_(1, best.indices, -top * best.values)
-            grad.mul_(weights[:, None])
-            gradient[rows] = (grad.to(lm_head.dtype) @ lm_head).float()
-        ctx.save_for_backward(gradient.to(hidden.dtype))
+                grad.scatter_add_(1, best_ids, -top * best)
+            grad = grad.mul_(weights[:, None]).to(matrix.dtype)
+            gradient[rows] = (grad @ matrix).float()
+            if own:
+                head_gradient += (grad.T @ inputs).float()
+        ctx.save_for_backward(gradient.to(hidden.dtype), head_gradient)
         soft_sum, top_sum, agreed = sums.float()
         ctx.mark_non_differentiable(soft_sum, top_sum, agreed)
         return soft * soft_sum + top * top_sum, soft_sum, top_sum, agreed
 
     @staticmethod
-    def backward(ctx, grad_loss, *_):
-        (gradient,) = ctx.saved_tensors
-        return gradient * grad_loss, None, None, None, None, None, None
-
-
-@dataclass
-class StepLoss:
-    """Losses of one alignment step; all but `total` are for the log."""
-
-    total: torch.Tensor
-    feature: float
-    soft: float
-    top: float
-    agreement: float  # share of rows whose best draft token is the target's
+    def backward(ctx, grad_loss, *_) -> tuple[Any, ...]:
+        gradient, head_gradient = ctx.saved_tensors
+        return gradient * grad_loss, None if head_gradient is None else head_gradient * grad_loss, None, None, None, None
 
 
 def step_loss(
     output: torch.Tensor,
     features: torch.Tensor,
-    teacher: torch.Tensor,
+    teacher: Teacher,
     row_weights: torch.Tensor,
     lm_head: torch.Tensor,
     weights: LossWeights,
-) -> StepLoss:
-    """Loss of one alignment step, a mean over the supervised rows (denominator + 1e-5, as released).
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Loss of one draft step, a mean over the supervised rows (denominator + 1e-5, as released).
 
     Args:
         output: [rows, hidden] head outputs of the supervised rows.
         features: [rows, hidden] the target features that they should be.
-        teacher: [rows, vocab] target distributions there.
         row_weights: [rows] 1, or 0 where the text goes on with a token outside the draft vocabulary: there only the
             feature is learned, since no distribution over the draft vocabulary is right.
-        lm_head: [vocab, hidden], frozen.
+        lm_head: [vocab, hidden], frozen or the head's own.
+
+    Returns:
+        The loss, and [4] STATISTICS for the log (agreement: share of rows whose best draft token is the teacher's).
     """
-    regression = functional.smooth_l1_loss(output.float(), features.float(), reduction="none").mean(-1)
-    feature_loss = regression.sum() / (len(regression) + 1e-5)
+    regression = torch.zeros((), device=output.device)
+    if weights.feature:
+        distance = functional.smooth_l1_loss(output.float(), features.float(), reduction="none").mean(-1)
+        regression = distance.sum() / (len(distance) + 1e-5)
     count = row_weights.sum() + 1e-5
-    distilled, soft, top, agreed = _Distillation.apply(output, lm_head, teacher, row_weights, weights.soft, weights.top, weights.top_k)
-    total = weights.feature * feature_loss + distilled / count
-    return StepLoss(total, feature_loss.item(), (soft / count).item(), (top / count).item(), (agreed / count).item())
+    distilled, soft, top, agreed = _Distillation.apply(output, lm_head, teacher, row_weights, weights.soft, weights.top)
+    total = weights.feature * regression + distilled / count
+    return total, torch.stack((regression.detach(), soft / count, top / count, agreed / count))

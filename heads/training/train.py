@@ -1,87 +1,64 @@
-"""One training loop for all FeatureHead methods; a method is a row of defaults.
+"""One training loop for all methods; a method is a row of defaults (recipe.py).
 
-Each optimizer step: n aligned forwards of the head (HASS; n = 1 is EAGLE), the losses of each, one backward.
-Checkpoints hold everything (weights, optimizer, random state, place in the data), so a killed run goes on as if it had not
-been killed.
+Each optimizer step: the head's estimates at every draft step (HASS: n aligned forwards; n = 1 is EAGLE; Medusa: its
+positions), the losses of each, one backward. Checkpoints hold everything, so a killed run goes on as if it had not been
+killed; under `accelerate launch` every process takes its share of the batches of a step.
 """
 
-import json
 import math
+import pickle
 import random
 import sys
 import time
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch.nn import functional
 from tqdm import tqdm
-from transformers import LlamaConfig
 
 from decoding.errors import DraftscopeError, UsageError
 from decoding.target import Target
-from heads.checkpoint import HeadMeta, save_feature_head
-from heads.feature import FeatureHead, FeatureShape
-from heads.training.alignment import aligned_forwards
-from heads.training.features import FeatureStore, length_batches, prepare_features
-from heads.training.losses import LossWeights, step_loss, teacher_distribution
+from heads.checkpoint import HeadMeta
+from heads.training.adversary import Discriminator, adversarial_loss, discriminator_loss
+from heads.training.batches import BatchLoader
+from heads.training.features import FeatureStore, length_batches, prepare_features, read_text
+from heads.training.heldout import STEPS as EVAL_STEPS
+from heads.training.heldout import HeldOut, measure
+from heads.training.log import Log
+from heads.training.losses import STATISTICS, step_loss
+from heads.training.recipe import Recipe
+from heads.training.students import FeatureStudent, MedusaStudent, fit_input
+from heads.training.vocabulary import draft_vocabulary
+from heads.training.workers import Workers
 
-CHECKPOINT, METRICS = "checkpoint.pt", "metrics.jsonl"
-HELD_OUT = 0.02
-EVAL_STEPS = 5  # draft steps at which the held-out agreement is told, for every method alike
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What a method sets; every field can be set by hand."""
-
-    method: str
-    layers: int = 1
-    align_steps: int = 1
-    # the papers weigh the cross-entropy with 0.1 (EAGLE, HASS). On a target of this size agreement of tokens, not of
-    # features, limits acceptance, and 1.0 gives more of it: see README, "Training heads"
-    feature_weight: float = 1.0
-    soft_weight: float = 1.0
-    top_weight: float = 0.0
-    top_k: int = 10
-    noise: float = 0.1  # uniform, on the input features (EAGLE)
-    learning_rate: float = 1e-3
-    batch_tokens: int = 2048
-    epochs: int = 2
-    draft_vocab: int | None = None
-    weight_decay: float = 0.01
-    clip_norm: float = 1.0
-    seed: int = 0
-
-    @property
-    def weights(self) -> LossWeights:
-        return LossWeights(self.feature_weight, self.soft_weight, self.top_weight, self.top_k)
-
-
-METHODS = {
-    "eagle": Recipe("eagle"),
-    "hass": Recipe("hass", align_steps=3, top_weight=1.0),
-    "koala-eagle": Recipe("koala-eagle", layers=2),
-    "hass-koala": Recipe("hass-koala", layers=2, align_steps=3, top_weight=1.0),
-}
+CHECKPOINT = "checkpoint.pt"
+HELD_OUT = 0.02  # share of the dialogues
+GLANCES, GLANCE_TOKENS = 8, 4000  # looks at a part of the held-out text, evenly over the training
+LOG_EVERY = 20  # steps
+FIT_ROWS = 40  # supervised pairs per input of `fc` that its first weights are fitted to
+ADVERSARY_STATISTICS = ("adversarial", "discriminator", "real_recognised", "fake_recognised")
 
 
 def train(
     target: Target,
     recipe: Recipe,
-    folders: Sequence[Path],
+    sources: Sequence[Path],
     out: Path,
     *,
     max_length: int = 2048,
     checkpoint_minutes: float = 5.0,
     max_minutes: float | None = None,
+    keep_features: bool = True,
     command: str = "",
-) -> dict[str, Any]:
+    workers: Workers | None = None,
+) -> HeldOut:
     """Train a head and write it to `out`; goes on from a checkpoint that is there.
+
+    Args:
+        sources: folders made by `synthesize`, or ShareGPT files.
+        keep_features: False computes the target's features in every step instead of once, on disk.
 
     Returns:
         The last held-out figures.
@@ -90,122 +67,191 @@ def train(
         UsageError: unusable data, or a checkpoint of another recipe.
         DraftscopeError: the loss is not a number; the last checkpoint is kept.
     """
-    store = prepare_features(target, folders, max_length)
-    trainer = Trainer(target, recipe, store, out, command)
-    trainer.resume()
+    workers = workers or Workers()
+    store = prepare_features(target, sources, max_length, workers) if keep_features else read_text(target, sources, max_length)
+    trainer = Trainer(target, recipe, store, out, command, workers)
+    if not trainer.resume():
+        trainer.begin()
     return trainer.run(checkpoint_minutes, max_minutes)
 
 
 class Trainer:
     """State of one training."""
 
-    def __init__(self, target: Target, recipe: Recipe, store: FeatureStore, out: Path, command: str = "") -> None:
+    def __init__(
+        self, target: Target, recipe: Recipe, store: FeatureStore, out: Path, command: str = "", workers: Workers | None = None
+    ) -> None:
         self.target, self.recipe, self.store, self.out, self.command = target, recipe, store, out, command
+        self.workers = workers or Workers()
         order = list(range(len(store)))
         random.Random(0).shuffle(order)  # the same split for every method and seed
         held = max(1, round(HELD_OUT * len(order)))
         self.held, self.used = sorted(order[:held]), sorted(order[held:])
-        self.draft_vocab, self.coverage = self._draft_vocab()
-        weight = target.lm_head.weight
-        self.lm_head = (weight if self.draft_vocab is None else weight[self.draft_vocab.to(weight.device)]).contiguous()
-        self.in_vocab = torch.ones(target.vocab_size, dtype=torch.bool)
-        if self.draft_vocab is not None:
-            self.in_vocab = torch.zeros(target.vocab_size, dtype=torch.bool).index_fill_(0, self.draft_vocab, True)
+        if not any(store.supervised(i) for i in self.used) or not any(store.supervised(i) for i in self.held):
+            raise UsageError("too little text: nothing is left to learn from, or to check on, once a part is held out")
+        self.draft_vocab, self.coverage = None, {}
+        if recipe.draft_vocab is not None:
+            self.draft_vocab, self.coverage = draft_vocabulary(
+                store, self.used, recipe.draft_vocab, target.vocab_size, target.stop_token_ids
+            )
+        self.loader = BatchLoader(target, store, self.draft_vocab, recipe.top_k, recipe.hard_labels)
         torch.manual_seed(recipe.seed)
-        self.head = FeatureHead(head_shape(target, recipe.layers)).to(target.device)
+        medusa = recipe.family == "medusa"
+        self.student = MedusaStudent(target, recipe, self.loader.lm_head) if medusa else FeatureStudent(target, recipe)
+        self.head = self.student.module.to(target.device, torch.float32)
         self.optimizer = torch.optim.AdamW(
             self.head.parameters(), recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
         )
-        self.generator = torch.Generator(target.device).manual_seed(recipe.seed)
-        self.epoch = self.batch = self.step = 0
-        self.tokens_seen = 0  # supervised tokens, each epoch counted
+        self.judge: Discriminator | None = None
+        if recipe.adversary:
+            self.judge = Discriminator(target.hidden_size, self.student.context, recipe.steps).to(target.device)
+            self.judge_optimizer = torch.optim.AdamW(self.judge.parameters(), recipe.adversary_rate, betas=(0.5, 0.99))
+        self.generator = torch.Generator(target.device)
+        self.epoch = self.group = self.step = 0  # group: the epoch's optimizer steps that are done
+        self.tokens_seen = 0  # supervised tokens, each visit counted
         self.minutes = 0.0
-        self.steps = sum(len(self._batches(epoch)) for epoch in range(recipe.epochs))
+        self.steps = sum(1 for _ in self._plan())
 
-    def run(self, checkpoint_minutes: float, max_minutes: float | None) -> dict[str, Any]:
+    def begin(self) -> None:
+        """First weights: another head's, or for a FeatureHead the best linear guess."""
+        recipe = self.recipe
+        if recipe.start is not None:
+            found = self.student.start_from(Path(recipe.start))
+            if (found is None) != (self.draft_vocab is None) or (found is not None and not torch.equal(found, self.draft_vocab)):
+                raise UsageError(f"--start {recipe.start} has another draft vocabulary: use its training's text and --draft-vocab")
+        elif recipe.family == "feature" and recipe.fit_input:
+            wanted, batches = FIT_ROWS * self.head.fc.in_features, []
+            for batch in self._batches(0):
+                if wanted <= 0:
+                    break
+                batches.append(batch)
+                wanted -= sum(self.store.supervised(i) for i in batch)
+            fit_input(self.head, self.loader, batches)
+        self.workers.agree(self.head)
+        if self.judge is not None:
+            self.workers.agree(self.judge)
+
+    def run(self, checkpoint_minutes: float, max_minutes: float | None) -> HeldOut:
         """Train to the end, or for `max_minutes` (a checkpoint is left, the head is written either way)."""
         started = saved = time.monotonic()
-        before = self.minutes
-        figures: dict[str, Any] = {}
-        with tqdm(total=self.steps, initial=self.step, unit="step", desc=self.recipe.method, file=sys.stderr) as bar:
-            while self.epoch < self.recipe.epochs:
-                batches = self._batches(self.epoch)
-                while self.batch < len(batches):
-                    log = self._train_step(batches[self.batch])
-                    self.batch += 1
-                    self.step += 1
-                    now = time.monotonic()
-                    self.minutes = before + (now - started) / 60
-                    bar.update()
-                    if self.step % 20 == 0:
-                        bar.set_postfix_str(f"loss {log['loss']:.3f}, agreement {log['agreement']}", refresh=False)
-                        self._log({"step": self.step, "epoch": self.epoch, "minutes": round(self.minutes, 2), **log})
-                    if max_minutes is not None and (now - started) / 60 >= max_minutes:
-                        self.save()
-                        return self._finish()
-                    if (now - saved) / 60 >= checkpoint_minutes:
-                        self.save()
-                        saved = now
-                self.epoch, self.batch = self.epoch + 1, 0
-                figures = self.evaluate()
-                self._log({"step": self.step, "held_out": figures, "minutes": round(self.minutes, 2)})
-                bar.write(f"epoch {self.epoch}: held-out top-1 by draft step {figures['top1']}, top-4 {figures['top4']}", file=sys.stderr)
-        self.save()
-        return self._finish(figures)
+        before, first, figures = self.minutes, self.workers.first, None
+        glance_every = max(1, self.steps // GLANCES)
+        log = Log(self.out, self.step) if first else None
+        with tqdm(total=self.steps, initial=self.step, unit="step", desc=self.recipe.method, file=sys.stderr, disable=not first) as bar:
+            for epoch, number, group in self._plan(self.epoch, self.group):
+                late = max_minutes is not None and (time.monotonic() - started) / 60 >= max_minutes
+                entry, stop = self._train_step(group, stop=late)
+                self.epoch, self.group, self.step = epoch, number + 1, self.step + 1
+                now = time.monotonic()
+                self.minutes = before + (now - started) / 60
+                bar.update()
+                if self.step % glance_every == 0 and self.step < self.steps:
+                    figures = self.evaluate(GLANCE_TOKENS)
+                    entry["held_out"] = figures.brief()
+                    if first:
+                        bar.write(f"step {self.step}: {figures}", file=sys.stderr)
+                if log is not None and (self.step % LOG_EVERY == 0 or "held_out" in entry):
+                    bar.set_postfix_str(f"loss {entry['loss']:.3f}, agreement {entry['agreement']}", refresh=False)
+                    log.write({"step": self.step, "epoch": epoch, "minutes": round(self.minutes, 2), **entry})
+                if first and (now - saved) / 60 >= checkpoint_minutes:
+                    self.save()
+                    saved = now
+                if stop:
+                    break
+        figures = self.evaluate()
+        if log is not None:
+            log.write({"step": self.step, "minutes": round(self.minutes, 2), "held_out": figures.to_json()})
+            log.close()
+            self.save()
+            self._write_head(figures)
+        self.workers.wait()
+        return figures
 
-    def _train_step(self, dialogues: list[int]) -> dict[str, Any]:
-        recipe = self.recipe
-        batch = self._load(dialogues)
-        rate = self._rate()
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+    def _train_step(self, group: list[list[int]], stop: bool = False) -> tuple[dict[str, Any], bool]:
+        """One optimizer step over a group of batches, of which this process takes its share.
+
+        Returns:
+            What is logged, and whether the first process wants to stop.
+        """
+        recipe, device = self.recipe, self.target.device
+        rate = recipe.rate(self.step, self.steps)
+        for setting in self.optimizer.param_groups:
+            setting["lr"] = rate
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.judge is not None:
+            self.judge_optimizer.zero_grad(set_to_none=True)
+        width = len(STATISTICS) + len(ADVERSARY_STATISTICS)
+        sums = torch.zeros(recipe.steps * width + 2, device=device)
+        for index in range(self.workers.rank, len(group), self.workers.count):
+            loss, statistics = self._batch_loss(group[index], index, 1 / len(group))
+            loss.backward()
+            sums[:-2] += statistics.flatten() / len(group)
+            sums[-2] += loss.detach()
+        sums[-1] = float(stop and self.workers.first)
+        *statistics, total, stopping = self.workers.sum(sums).tolist()
+        if not math.isfinite(total):
+            raise DraftscopeError(
+                f"the loss is not a number at step {self.step}; the last checkpoint in {self.out} is kept: lower --learning-rate"
+            )
+        self.workers.sum_gradients(self.head.parameters())
+        if recipe.clip_value:
+            torch.nn.utils.clip_grad_value_(self.head.parameters(), recipe.clip_value)
+        norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip_norm or math.inf)
+        self.optimizer.step()
+        if self.judge is not None:
+            self.workers.sum_gradients(self.judge.parameters())
+            self.judge_optimizer.step()
+        self.tokens_seen += sum(self.store.supervised(i) for batch in group for i in batch)
+        names = STATISTICS + (ADVERSARY_STATISTICS if self.judge is not None else ())
+        told = {name: [round(value, 4) for value in statistics[column::width]] for column, name in enumerate(names)}
+        entry = {"loss": round(total / recipe.steps, 4), **told, "gradient_norm": round(norm.item(), 3), "learning_rate": rate}
+        return {**entry, "tokens_seen": self.tokens_seen}, stopping > 0
+
+    def _batch_loss(self, dialogues: list[int], index: int, share: float) -> tuple[torch.Tensor, torch.Tensor]:
+        """A batch's share of the loss that the head learns from, and its [draft steps, statistics]; the discriminator's
+        gradients are added on the way."""
+        recipe, device = self.recipe, self.target.device
+        batch = self.loader.load(dialogues)
         features = batch.features
         if recipe.noise:
-            noise = torch.rand(features.shape, generator=self.generator, device=features.device, dtype=torch.float32)
+            # noise depends on the place in the training alone: not on what ran before, nor on the number of processes
+            self.generator.manual_seed((recipe.seed * 1_000_003 + self.step) * 4099 + index)
+            noise = torch.rand(features.shape, generator=self.generator, device=device, dtype=torch.float32)
             features = features + ((noise - 0.5) * 2 * recipe.noise).to(features.dtype)
-        total, losses = 0.0, []
-        with torch.autocast(self.target.device.type, self.target.dtype, enabled=self.target.dtype != torch.float32):
-            outputs = aligned_forwards(self.head, batch.embeddings, features, recipe.align_steps)
-        for output in outputs:
-            loss = step_loss(output[batch.rows], batch.wanted, batch.teacher, batch.counted, self.lm_head, recipe.weights)
-            losses.append(loss)
-            total = total + loss.total  # gradients of the aligned steps are summed, not averaged (HASS)
-        if not math.isfinite(total.item()):
-            raise DraftscopeError(f"the loss is not a number at step {self.step}; the last checkpoint in {self.out} is kept: lower --lr")
-        self.optimizer.zero_grad(set_to_none=True)
-        total.backward()
-        norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip_norm)
-        self.optimizer.step()
-        self.tokens_seen += len(batch.wanted)
-        return {
-            "loss": round(total.item() / recipe.align_steps, 4),
-            "feature": [round(loss.feature, 4) for loss in losses],
-            "soft": [round(loss.soft, 4) for loss in losses],
-            "top": [round(loss.top, 4) for loss in losses],
-            "agreement": [round(loss.agreement, 3) for loss in losses],
-            "gradient_norm": round(norm.item(), 3),
-            "learning_rate": rate,
-            "tokens_seen": self.tokens_seen,
-        }
+        statistics = torch.zeros(recipe.steps, len(STATISTICS) + len(ADVERSARY_STATISTICS), device=device)
+        total = torch.zeros((), device=device)
+        with self._autocast():
+            outputs = self.student.outputs(batch, features, recipe.steps)
+        listening = recipe.adversary_weight(self.step, self.steps)
+        for step, output in enumerate(outputs):
+            own, valid = output[batch.rows], batch.place >= step  # Medusa: no row has m rows before it at m < step
+            lm_head = self.student.lm_head(step, self.loader.lm_head)
+            loss, statistics[step, : len(STATISTICS)] = step_loss(
+                own, batch.wanted, batch.teacher, batch.counted * valid, lm_head, recipe.weights
+            )
+            if self.judge is not None:
+                context = self.student.seen(batch, step)
+                with self._autocast():
+                    judged, recognised = discriminator_loss(self.judge, context, batch.wanted, own, step)
+                    (judged * share).backward()
+                    self.judge.requires_grad_(False)
+                    fooled = adversarial_loss(self.judge, context, own, step)
+                    self.judge.requires_grad_(True)
+                loss = loss + listening * fooled
+                statistics[step, len(STATISTICS) :] = torch.stack((fooled.detach(), judged.detach(), *recognised))
+            # gradients of the aligned steps are summed, not averaged (HASS)
+            total = total + recipe.step_decay**step * loss
+        return total * share, statistics
 
-    @torch.no_grad()
-    def evaluate(self) -> dict[str, Any]:
-        """Held-out agreement with the target by draft step: step m is what the head does at tree depth m, whatever it was
-        trained with. A token outside the draft vocabulary counts as missed."""
-        hits1, hits4 = np.zeros(EVAL_STEPS), np.zeros(EVAL_STEPS)
-        count = 0
-        for batch in length_batches([self.store.length(i) for i in self.held], self.recipe.batch_tokens, random.Random(0)):
-            data = self._load([self.held[i] for i in batch])
-            with torch.autocast(self.target.device.type, self.target.dtype, enabled=self.target.dtype != torch.float32):
-                outputs = aligned_forwards(self.head, data.embeddings, data.features, EVAL_STEPS)
-            best = data.teacher.argmax(-1)
-            count += len(best)
-            for step, output in enumerate(outputs):
-                top = functional.linear(output[data.rows].to(self.lm_head.dtype), self.lm_head).topk(4, dim=-1).indices
-                same = (top == best[:, None]) & data.counted.bool()[:, None]
-                hits1[step] += same[:, 0].sum().item()
-                hits4[step] += same.any(-1).sum().item()
-        return {"top1": (hits1 / count).round(4).tolist(), "top4": (hits4 / count).round(4).tolist(), "tokens": count}
+    def evaluate(self, tokens: int | None = None) -> HeldOut:
+        """Held-out figures, over about `tokens` supervised tokens or all of them."""
+        chosen, left = [], math.inf if tokens is None else tokens
+        for index in self.held:
+            if left > 0:
+                chosen.append(index)
+                left -= self.store.supervised(index)
+        steps = self.recipe.positions if self.recipe.family == "medusa" else EVAL_STEPS
+        return measure(self.student, self.loader, chosen, steps, self.recipe.batch_tokens, self.draft_vocab is None, self.workers)
 
     def save(self) -> None:
         """Write the checkpoint aside, then rename it."""
@@ -214,9 +260,10 @@ class Trainer:
             "data": self._data_mark(),
             "head": self.head.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "generator": self.generator.get_state(),
-            "place": [self.epoch, self.batch, self.step, self.tokens_seen, self.minutes],
+            "place": [self.epoch, self.group, self.step, self.tokens_seen, self.minutes],
         }
+        if self.judge is not None:
+            state |= {"judge": self.judge.state_dict(), "judge_optimizer": self.judge_optimizer.state_dict()}
         self.out.mkdir(parents=True, exist_ok=True)
         aside = self.out / (CHECKPOINT + ".part")
         try:
@@ -226,26 +273,34 @@ class Trainer:
             aside.unlink(missing_ok=True)
             raise DraftscopeError(f"no checkpoint could be written to {self.out}: {error} (the one before is kept)") from error
 
-    def resume(self) -> None:
-        """Go on from the checkpoint in `out`, if there is one."""
+    def resume(self) -> bool:
+        """Go on from the checkpoint in `out`; False where there is none."""
         path = self.out / CHECKPOINT
         if not path.exists():
-            return
-        state = torch.load(path, map_location=self.target.device, weights_only=True)
-        if state["recipe"] != asdict(self.recipe) or state["data"] != self._data_mark():
-            other = [name for name, value in asdict(self.recipe).items() if state["recipe"].get(name) != value] or ["the data"]
+            return False
+        try:
+            state = torch.load(path, map_location=self.target.device, weights_only=True)
+            recipe, data = state["recipe"], state["data"]
+        except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
+            raise UsageError(f"{path} is no checkpoint that can be read: {error}; use another --out, or remove it") from error
+        other = [name for name, value in asdict(self.recipe).items() if recipe.get(name) != value]
+        other += ["the text or the number of processes"] if data != self._data_mark() else []
+        if other:
             raise UsageError(f"{path} is of another training ({', '.join(other)} differ): use another --out, or the same settings")
         self.head.load_state_dict(state["head"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.generator.set_state(state["generator"].cpu())
-        self.epoch, self.batch, self.step, self.tokens_seen, self.minutes = state["place"]
+        if self.judge is not None:
+            self.judge.load_state_dict(state["judge"])
+            self.judge_optimizer.load_state_dict(state["judge_optimizer"])
+        self.epoch, self.group, self.step, self.tokens_seen, self.minutes = state["place"]
+        return True
 
-    def _finish(self, figures: dict[str, Any] | None = None) -> dict[str, Any]:
-        figures = figures or self.evaluate()
+    def _write_head(self, figures: HeldOut) -> None:
         meta = HeadMeta(
             method=self.recipe.method,
             target=self.target.name,
             align_steps=self.recipe.align_steps,
+            adversary=self.recipe.adversary > 0,
             tokens_seen=self.tokens_seen,
             training={
                 **asdict(self.recipe),
@@ -254,127 +309,34 @@ class Trainer:
                 "draft_vocab_coverage": self.coverage,
                 "command": self.command,
             },
-            results={"held_out": figures},
+            results={"held_out": figures.to_json()},
         )
         try:
-            save_feature_head(self.out, self.head, meta, self.draft_vocab)
+            self.student.save(self.out, meta, self.draft_vocab, figures.ranks)
         except OSError as error:
             raise DraftscopeError(f"the head can't be written to {self.out}: {error.strerror or error}") from error
-        return figures
 
-    def _rate(self) -> float:
-        """Linear warm-up over 4 % of the steps, then a cosine down to a tenth."""
-        warm = max(1, round(0.04 * self.steps))
-        if self.step < warm:
-            return self.recipe.learning_rate * (self.step + 1) / warm
-        part = (self.step - warm) / max(1, self.steps - warm)
-        return self.recipe.learning_rate * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * part)))
+    def _plan(self, epoch: int = 0, group: int = 0) -> Iterator[tuple[int, int, list[list[int]]]]:
+        """(epoch, number, batches) of every optimizer step from a place on: whole epochs, or until enough tokens are seen."""
+        size, seen = self.recipe.accumulate * self.workers.count, 0
+        for current in range(self.recipe.epochs if self.recipe.tokens is None else 1 << 30):
+            batches = self._batches(current)
+            for number, start in enumerate(range(0, len(batches), size)):
+                chosen = batches[start : start + size]
+                if (current, number) >= (epoch, group):
+                    yield current, number, chosen
+                if self.recipe.tokens is not None:
+                    seen += sum(self.store.supervised(i) for batch in chosen for i in batch)
+                    if seen >= self.recipe.tokens:
+                        return
 
     def _batches(self, epoch: int) -> list[list[int]]:
         lengths = [self.store.length(i) for i in self.used]
         batches = length_batches(lengths, self.recipe.batch_tokens, random.Random(f"{self.recipe.seed}/{epoch}"))
         return [[self.used[i] for i in batch] for batch in batches]
 
-    def _load(self, dialogues: list[int]) -> "Batch":
-        """Pairs (feature i, token i + 1) of some dialogues, and what the supervised ones should give."""
-        store, device = self.store, self.target.device
-        rows = max(store.length(i) for i in dialogues) - 1
-        ids = torch.zeros(len(dialogues), rows + 1, dtype=torch.long)
-        answer = torch.zeros(len(dialogues), rows + 1, dtype=torch.bool)
-        features = torch.zeros(len(dialogues), rows + 1, self.target.hidden_size, dtype=torch.bfloat16)
-        for row, index in enumerate(dialogues):
-            place, length = store.rows(index), store.length(index)
-            ids[row, :length] = torch.from_numpy(store.tokens[place].astype(np.int64))
-            answer[row, :length] = torch.from_numpy(store.answer[place])
-            features[row, :length] = torch.from_numpy(np.array(store.features[place])).view(torch.bfloat16)
-        # pair i predicts feature i + 1, and with it token i + 2: supervised where the assistant wrote that token
-        supervised = torch.zeros(len(dialogues), rows, dtype=torch.bool)
-        supervised[:, : rows - 1] = answer[:, 2:]
-        following = ids[:, 2:][supervised[:, : rows - 1]]
-        features, ids, supervised = features.to(device, self.target.dtype), ids.to(device), supervised.to(device)
-        embeddings = self.target.embedding(ids[:, 1:].to(self.target.embedding.weight.device)).to(device)
-        wanted = features[:, 1:][supervised]
-        return Batch(
-            embeddings,
-            features[:, :-1],
-            supervised,
-            wanted,
-            teacher_distribution(wanted, self.lm_head),
-            self.in_vocab[following].float().to(device),
-        )
+    def _data_mark(self) -> list[Any]:
+        return [self.store.digest, len(self.store), self.recipe.accumulate * self.workers.count]
 
-    def _draft_vocab(self) -> tuple[torch.Tensor | None, dict[str, float]]:
-        """The most frequent answer tokens of the training share, ascending, and what share of each kind they cover."""
-        size = self.recipe.draft_vocab
-        if size is None:
-            return None, {}
-        counts: dict[str, Counter[int]] = {}
-        for index in self.used:
-            place = self.store.rows(index)
-            counts.setdefault(self.store.kinds[index], Counter()).update(self.store.tokens[place][self.store.answer[place]].tolist())
-        total = sum(counts.values(), Counter())
-        for stop in self.target.stop_token_ids:
-            total[stop] += 1 << 40  # always in it
-        # where the text has fewer different tokens, the first ids fill up (byte-pair ids are in order of frequency)
-        ranked = [token for token, _ in total.most_common(size)]
-        rest = (token for token in range(self.target.vocab_size) if token not in total)
-        chosen = set(ranked + [token for token, _ in zip(rest, range(size - len(ranked)), strict=False)])
-        coverage = {
-            kind: round(sum(n for token, n in found.items() if token in chosen) / sum(found.values()), 4) for kind, found in counts.items()
-        }
-        every = sum(counts.values(), Counter())
-        coverage["all"] = round(sum(n for token, n in every.items() if token in chosen) / sum(every.values()), 4)
-        return torch.tensor(sorted(chosen)), coverage
-
-    def _data_mark(self) -> list[int]:
-        return [len(self.store), int(self.store.offsets[-1]), int(self.store.tokens[:1000].sum())]
-
-    def _log(self, entry: dict[str, Any]) -> None:
-        self.out.mkdir(parents=True, exist_ok=True)
-        with (self.out / METRICS).open("a") as file:
-            file.write(json.dumps(entry) + "\n")
-
-
-@dataclass
-class Batch:
-    """Padded pairs [batch, rows, hidden]; `rows` marks the supervised ones, the last three are theirs alone, in order."""
-
-    embeddings: torch.Tensor
-    features: torch.Tensor
-    rows: torch.Tensor
-    wanted: torch.Tensor
-    teacher: torch.Tensor
-    counted: torch.Tensor
-
-
-def head_shape(target: Target, layers: int) -> FeatureShape:
-    """A head of the target's own layer sizes, its rope included."""
-    config = target.model.config.get_text_config()
-    llama = LlamaConfig(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.intermediate_size,
-        num_hidden_layers=layers,
-        num_attention_heads=config.num_attention_heads,
-        num_key_value_heads=getattr(config, "num_key_value_heads", config.num_attention_heads),
-        head_dim=getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads,
-        max_position_embeddings=config.max_position_embeddings,
-        rms_norm_eps=getattr(config, "rms_norm_eps", 1e-6),
-        rope_parameters=getattr(config, "rope_parameters", None),
-        bos_token_id=config.bos_token_id,
-        eos_token_id=config.eos_token_id,
-    )
-    return FeatureShape(llama)
-
-
-def recipe_for(method: str, **changes: Any) -> Recipe:
-    """A method's recipe with the given fields changed; None leaves a default."""
-    if method not in METHODS:
-        raise UsageError(f"unknown method {method!r}: possible are {', '.join(METHODS)}")
-    recipe = replace(METHODS[method], **{name: value for name, value in changes.items() if value is not None})
-    for name in ("layers", "align_steps", "epochs", "batch_tokens", "top_k"):
-        if getattr(recipe, name) < 1:
-            raise UsageError(f"--{name.replace('_', '-')} is at least 1")
-    if recipe.learning_rate <= 0 or not math.isfinite(recipe.learning_rate):
-        raise UsageError("--learning-rate is a number above 0")
-    return recipe
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.target.device.type, torch.bfloat16, enabled=self.loader.dtype == torch.bfloat16)
