@@ -45,7 +45,7 @@ METHODS = {
             "KOALA-EAGLE",
             "#00896a",
             "#35c9a3",
-            "Several layers, trained against a discriminator: better guesses, each a little dearer.",
+            "Several layers instead of one: better guesses, each a little dearer.",
         ),
         Method("hass-koala", "HASS + KOALA", "#b0568f", "#e596c7", "Several layers, trained on its own guesses: both ideas in one head."),
         Method(
@@ -56,7 +56,7 @@ METHODS = {
             "KOALA-Medusa",
             "#c04a00",
             "#ff8f57",
-            "Medusa heads with several distinct blocks each, trained against a discriminator.",
+            "Medusa heads with several distinct blocks each.",
         ),
     )
 }
