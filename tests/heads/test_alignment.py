@@ -66,9 +66,7 @@ def test_one_step_is_the_eagle_loss() -> None:
     embeddings, features, targets = (torch.randn(2, rows, 32) for _ in range(3))
     lm_head, mask = torch.randn(40, 32), torch.rand(2, rows) > 0.3
     (out,) = aligned_forwards(head, embeddings, features, 1)
-    ours, _ = step_loss(
-        out[mask], targets[mask], Teacher.of(targets[mask], lm_head), torch.ones(int(mask.sum())), lm_head, LossWeights()
-    )
+    ours, _ = step_loss(out[mask], targets[mask], Teacher.of(targets[mask], lm_head), torch.ones(int(mask.sum())), lm_head, LossWeights())
     # EAGLE (2401.15077): SmoothL1 of the features + 0.1 soft cross-entropy, masked means
     log_q = functional.log_softmax(out @ lm_head.T, -1)
     cross = -(functional.softmax(targets @ lm_head.T, -1) * log_q).sum(-1)

@@ -305,4 +305,4 @@ def test_two_processes_equal_two_accumulated_batches(tiny_target, text, tmp_path
     assert subprocess.run(single, env=environment, capture_output=True, timeout=300).returncode == 0
     one, two = weights(tmp_path / "one"), weights(tmp_path / "two")
     for name, tensor in one.items():
-        torch.testing.assert_close(two[name].float(), tensor.float(), atol=2e-2, rtol=2e-2)
+        torch.testing.assert_close(two[name].float(), tensor.float(), atol=2e-3, rtol=1e-2)  # bfloat16 on disk
