@@ -163,6 +163,8 @@ class _Handlers:
         shown = self.open_recording(name, dark, address)
         if parts.lanes in out or not (address.run or address.lane or address.step):
             shown.pop(parts.lanes, None)  # the opening view is there already
+        if not address.run:
+            shown.pop(parts.prompt, None)  # so is its prompt, and a person may have typed another one since
         out = {**shown, **out}
         if address.run in self.shipped:
             out[self.panels.gallery] = address.run

@@ -22,7 +22,7 @@ def test_opens_on_a_recorded_run_with_everything_filled(page: Page) -> None:
     expect(page.locator(".ds-lane")).to_have_count(3)
     assert states(page) == ["finished"] * 3
     expect(page.locator(".ds-lane[data-method=hass] .ds-equal")).to_contain_text("Equal to plain decoding, 64 tokens")
-    assert page.locator(".ds-tree").count() == 2  # a tree for each lane with a head, without a click
+    expect(page.locator(".ds-tree")).to_have_count(2)  # a tree for each lane with a head, without a click
     expect(page.locator(".ds-detail p").first).not_to_be_empty()
     assert page.input_value("#ds-prompt textarea") == " the man said that he"
 
