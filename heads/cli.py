@@ -57,7 +57,7 @@ def _train(arguments: argparse.Namespace) -> None:
     recipe = recipe_for(arguments.method, **{name: getattr(arguments, name) for name in RECIPE_OPTIONS})
     keep_memory()
     arguments.device = launched_device(arguments.device)
-    workers = Workers()
+    workers = Workers(cpu=arguments.device == "cpu")
     target = prepare(arguments)
     from heads.training.train import train
 

@@ -12,12 +12,17 @@ LAUNCHED = "WORLD_SIZE" in os.environ and int(os.environ["WORLD_SIZE"]) > 1
 class Workers:
     """This process's place among its peers. With one process everything here is free."""
 
-    def __init__(self) -> None:
+    def __init__(self, cpu: bool = False) -> None:
+        """Join the peers.
+
+        Args:
+            cpu: whether they work on CPUs (else each has a GPU of its own).
+        """
         self.rank, self.count, self.local_rank, self.local_count = 0, 1, 0, 1
         if LAUNCHED:
             from accelerate import PartialState
 
-            state = PartialState()  # reads what `accelerate launch` set, and joins the process group
+            state = PartialState(cpu=cpu)  # reads what `accelerate launch` set, and joins the process group
             self.rank, self.count, self.local_rank = state.process_index, state.num_processes, state.local_process_index
             self.local_count = int(os.environ.get("LOCAL_WORLD_SIZE", self.count))
 
