@@ -34,22 +34,30 @@ class Discriminator(nn.Module):
 
 
 def discriminator_loss(
-    discriminator: Discriminator, context: torch.Tensor, real: torch.Tensor, fake: torch.Tensor, step: int
+    discriminator: Discriminator, context: torch.Tensor, real: torch.Tensor, fake: torch.Tensor, valid: torch.Tensor, step: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """What the discriminator learns from.
 
     Args:
-        context: [rows, context]. real, fake: [rows, hidden] target features and (detached) head outputs.
+        context: [rows, context].
+        real, fake: [rows, hidden] target features and (detached) head outputs.
+        valid: [rows] 1.0 where there is something to learn.
 
     Returns:
         The loss, and [2] the shares of real and of fake candidates that it recognises: both near 1 means that the head
         learns nothing from it, both near 0.5 that it can't tell them apart.
     """
     on_real, on_fake = discriminator(context, real, step), discriminator(context, fake.detach(), step)
-    loss = functional.softplus(-on_real).mean() + functional.softplus(on_fake).mean()
-    return loss, torch.stack(((on_real > 0).float().mean(), (on_fake < 0).float().mean()))
+    loss = _mean(functional.softplus(-on_real) + functional.softplus(on_fake), valid)
+    return loss, torch.stack((_mean((on_real > 0).float(), valid), _mean((on_fake < 0).float(), valid)))
 
 
-def adversarial_loss(discriminator: Discriminator, context: torch.Tensor, fake: torch.Tensor, step: int) -> torch.Tensor:
+def adversarial_loss(
+    discriminator: Discriminator, context: torch.Tensor, fake: torch.Tensor, valid: torch.Tensor, step: int
+) -> torch.Tensor:
     """-log D(fake): falls as the head's outputs look more like the target's."""
-    return functional.softplus(-discriminator(context, fake, step)).mean()
+    return _mean(functional.softplus(-discriminator(context, fake, step)), valid)
+
+
+def _mean(values: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
+    return (values * valid).sum() / (valid.sum() + 1e-5)

@@ -5,23 +5,28 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from decoding.target import Target
 from heads.training.features import FeatureStore, target_features
 from heads.training.losses import Teacher
 
+# sizes are rounded up: for every new one, a CPU's matrix library makes (and keeps) kernels, to gigabytes in half an hour
+PAIRS, ROWS = 32, 128
+
 
 @dataclass
 class Batch:
-    """Padded pairs; `rows` marks the supervised ones, whose answers follow in the same order.
+    """Padded pairs, and the supervised ones among them (rows, padded too: `valid` is 0 there).
 
     Pair i predicts feature i + 1, and with it token i + 2: it is supervised where the assistant wrote that token.
     """
 
     embeddings: torch.Tensor  # [batch, pairs, hidden] of token i + 1
     features: torch.Tensor  # [batch, pairs, hidden]
-    rows: torch.Tensor  # [batch, pairs] bool
+    rows: torch.Tensor  # [rows] where they stand in [batch * pairs]
     place: torch.Tensor  # [rows] their i
+    valid: torch.Tensor  # [rows] 1.0 or 0.0
     wanted: torch.Tensor  # [rows, hidden] feature i + 1
     following: torch.Tensor  # [rows] token i + 2, as an index into the vocabulary in use; -1 = not in it
     teacher: Teacher
@@ -29,7 +34,11 @@ class Batch:
     @property
     def counted(self) -> torch.Tensor:
         """[rows] 1.0 where the text goes on with a token that the head may propose."""
-        return (self.following >= 0).float()
+        return (self.following >= 0) * self.valid
+
+    def supervised(self, pairs: torch.Tensor) -> torch.Tensor:
+        """[batch, pairs, ...] -> [rows, ...]."""
+        return pairs.flatten(0, 1)[self.rows]
 
 
 class BatchLoader:
@@ -48,10 +57,10 @@ class BatchLoader:
     def load(self, dialogues: Sequence[int]) -> Batch:
         """The pairs of some dialogues, padded to the longest."""
         store, device = self.store, self.target.device
-        size = max(store.length(i) for i in dialogues)
-        ids = torch.zeros(len(dialogues), size, dtype=torch.long)
-        answer = torch.zeros(len(dialogues), size, dtype=torch.bool)
-        features = torch.zeros(len(dialogues), size, self.target.hidden_size, dtype=self.dtype, device=device)
+        pairs = _up(max(store.length(i) for i in dialogues) - 1, PAIRS)
+        ids = torch.zeros(len(dialogues), pairs + 1, dtype=torch.long)
+        answer = torch.zeros(len(dialogues), pairs + 2, dtype=torch.bool)
+        features = torch.zeros(len(dialogues), pairs + 1, self.target.hidden_size, dtype=self.dtype, device=device)
         found = target_features(self.target, store, dialogues) if store.features is None else None
         for row, index in enumerate(dialogues):
             place, length = store.rows(index), store.length(index)
@@ -61,15 +70,23 @@ class BatchLoader:
                 features[row, :length] = found[row]
             else:
                 features[row, :length] = torch.from_numpy(np.array(store.features[place])).view(torch.bfloat16).to(device)
-        rows = torch.zeros(len(dialogues), size - 1, dtype=torch.bool)
-        rows[:, : size - 2] = answer[:, 2:]
-        following = self.index[ids[:, 2:][rows[:, : size - 2]]].to(device)
+        rows = answer[:, 2:].flatten().nonzero()[:, 0]
+        missing = _up(max(1, len(rows)), ROWS) - len(rows)
+        valid = functional.pad(torch.ones(len(rows)), (0, missing)).to(device)
+        rows = functional.pad(rows, (0, missing))
+        place = rows % pairs
+        following = self.index[ids[rows // pairs, (place + 2).clamp(max=pairs)]].to(device)
+        following = torch.where(valid > 0, following, -1)
+        rows, place = rows.to(device), place.to(device)
         table = self.target.embedding
         embeddings = table(ids[:, 1:].to(table.weight.device)).to(device, self.dtype)
-        rows = rows.to(device)
-        wanted = features[:, 1:][rows]
+        wanted = features[:, 1:].flatten(0, 1)[rows]
         if self.hard_labels:
             teacher = Teacher.of_text(following.clamp(min=0), len(self.lm_head), self.lm_head.dtype, self.top_k)
         else:
             teacher = Teacher.of(wanted, self.lm_head, self.top_k)
-        return Batch(embeddings, features[:, :-1], rows, rows.nonzero()[:, 1], wanted, following, teacher)
+        return Batch(embeddings, features[:, :-1], rows, place, valid, wanted, following, teacher)
+
+
+def _up(number: int, multiple: int) -> int:
+    return -(-number // multiple) * multiple

@@ -63,23 +63,26 @@ def measure(
         batch = loader.load(chosen)
         with torch.autocast(device.type, loader.dtype, enabled=loader.dtype != torch.float32):
             outputs = student.outputs(batch, batch.features, steps)
-        best, kind = _best(loader, batch.wanted, full_vocab), torch.tensor([kinds.index(store.kinds[i]) for i in chosen], device=device)
-        grid = torch.full((steps, *batch.rows.shape), -1, device=device)  # rank of what followed; -1 = nobody's answer
+        best = _best(loader, batch.wanted, full_vocab)
+        valid = batch.valid.bool()
+        own = batch.rows[valid]
+        pairs = batch.features.shape[1]
+        grid = torch.full((steps, len(chosen) * pairs), -1, device=device)  # rank of what followed; -1 = nobody's answer
         for step, output in enumerate(outputs):
             lm_head = student.lm_head(step, loader.lm_head)
-            guesses = functional.linear(output[batch.rows].to(lm_head.dtype), lm_head).topk(min(WIDTH, len(lm_head)), dim=-1).indices
-            same = (guesses == best[:, None]) & (batch.place >= step)[:, None]
+            estimates = batch.supervised(output).to(lm_head.dtype)
+            guesses = functional.linear(estimates, lm_head).topk(min(WIDTH, len(lm_head)), dim=-1).indices
+            same = (guesses == best[:, None]) & (valid & (batch.place >= step))[:, None]
             hits[:, step] += torch.stack((same[:, 0].sum(), same[:, :4].any(-1).sum()))
             found = guesses == batch.following[:, None]
-            grid[step][batch.rows] = torch.where(found.any(-1), found.int().argmax(-1), WIDTH)
+            grid[step, own] = torch.where(found.any(-1), found.int().argmax(-1), WIDTH)[valid]
             if step == 0:
-                members_of = kind[batch.rows.nonzero()[:, 0]]
-                by_kind[:, 0] += torch.zeros_like(by_kind[:, 0]).index_add_(0, members_of, same[:, 0].double())
-                by_kind[:, 1] += torch.zeros_like(by_kind[:, 1]).index_add_(0, members_of, torch.ones_like(members_of).double())
+                kind = torch.tensor([kinds.index(store.kinds[i]) for i in chosen], device=device)[batch.rows // pairs]
+                by_kind.index_add_(0, kind, torch.stack((same[:, 0].double(), batch.valid.double()), dim=1))
         # a chain that starts at pair r has its step m at pair r + m
-        pairs = grid.shape[2] - steps + 1
-        if pairs > 0:
-            along = torch.stack([grid[step, :, step : step + pairs] for step in range(steps)], dim=-1).flatten(0, 1)
+        starts, grid = pairs - steps + 1, grid.view(steps, len(chosen), pairs)
+        if starts > 0:
+            along = torch.stack([grid[step, :, step : step + starts] for step in range(steps)], dim=-1).flatten(0, 1)
             chains.append(along[(along >= 0).all(-1)])
     workers.sum(hits)
     workers.sum(by_kind)

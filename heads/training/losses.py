@@ -105,7 +105,8 @@ def step_loss(
     output: torch.Tensor,
     features: torch.Tensor,
     teacher: Teacher,
-    row_weights: torch.Tensor,
+    valid: torch.Tensor,
+    counted: torch.Tensor,
     lm_head: torch.Tensor,
     weights: LossWeights,
 ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -114,8 +115,9 @@ def step_loss(
     Args:
         output: [rows, hidden] head outputs of the supervised rows.
         features: [rows, hidden] the target features that they should be.
-        row_weights: [rows] 1, or 0 where the text goes on with a token outside the draft vocabulary: there only the
-            feature is learned, since no distribution over the draft vocabulary is right.
+        valid: [rows] 1, or 0 where there is nothing to learn.
+        counted: [rows] as `valid`, but 0 too where the text goes on with a token outside the draft vocabulary: there only
+            the feature is learned, since no distribution over the draft vocabulary is right.
         lm_head: [vocab, hidden], frozen or the head's own.
 
     Returns:
@@ -124,8 +126,8 @@ def step_loss(
     regression = torch.zeros((), device=output.device)
     if weights.feature:
         distance = functional.smooth_l1_loss(output.float(), features.float(), reduction="none").mean(-1)
-        regression = distance.sum() / (len(distance) + 1e-5)
-    count = row_weights.sum() + 1e-5
-    distilled, soft, top, agreed = _Distillation.apply(output, lm_head, teacher, row_weights, weights.soft, weights.top)
+        regression = (distance * valid).sum() / (valid.sum() + 1e-5)
+    count = counted.sum() + 1e-5
+    distilled, soft, top, agreed = _Distillation.apply(output, lm_head, teacher, counted, weights.soft, weights.top)
     total = weights.feature * regression + distilled / count
     return total, torch.stack((regression.detach(), soft / count, top / count, agreed / count))

@@ -57,7 +57,7 @@ class FeatureStudent:
         return shared
 
     def seen(self, batch: Batch, step: int) -> torch.Tensor:
-        return torch.cat((batch.embeddings[batch.rows], batch.features[batch.rows]), dim=-1)
+        return torch.cat((batch.supervised(batch.embeddings), batch.supervised(batch.features)), dim=-1)
 
     def save(self, folder: Path, meta: HeadMeta, draft_vocab: torch.Tensor | None, ranks: torch.Tensor) -> None:
         save_feature_head(folder, self.module, meta, draft_vocab)
@@ -87,7 +87,7 @@ class MedusaStudent:
         return shared if own is None else own
 
     def seen(self, batch: Batch, step: int) -> torch.Tensor:
-        return functional.pad(batch.features, (0, 0, step, 0))[:, : batch.features.shape[1]][batch.rows]
+        return batch.supervised(functional.pad(batch.features, (0, 0, step, 0))[:, : batch.features.shape[1]])
 
     def save(self, folder: Path, meta: HeadMeta, draft_vocab: torch.Tensor | None, ranks: torch.Tensor) -> None:
         choices, worth = build_choices(ranks)
@@ -141,8 +141,8 @@ def fit_input(head: FeatureHead, loader: BatchLoader, batches: Sequence[Sequence
     square, right = torch.zeros(size, size, dtype=torch.float64), torch.zeros(size, head.fc.out_features, dtype=torch.float64)
     for dialogues in batches:
         batch = loader.load(dialogues)
-        x = torch.cat((batch.embeddings[batch.rows], batch.features[batch.rows]), dim=-1).float()
-        x = functional.pad(x, (0, size - inputs), value=1.0)
+        x = torch.cat((batch.supervised(batch.embeddings), batch.supervised(batch.features)), dim=-1).float()
+        x = functional.pad(x, (0, size - inputs), value=1.0) * batch.valid[:, None]
         square += (x.T @ x).double().cpu()
         right += (x.T @ batch.wanted.float()).double().cpu()
     ridge = 1e-4 * square.diagonal().clamp(min=1e-6 * float(square.diagonal().mean()))

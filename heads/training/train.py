@@ -224,18 +224,18 @@ class Trainer:
             outputs = self.student.outputs(batch, features, recipe.steps)
         listening = recipe.adversary_weight(self.step, self.steps)
         for step, output in enumerate(outputs):
-            own, valid = output[batch.rows], batch.place >= step  # Medusa: no row has m rows before it at m < step
+            own, valid = batch.supervised(output), batch.valid * (batch.place >= step)  # a draft of m steps starts m pairs before
             lm_head = self.student.lm_head(step, self.loader.lm_head)
             loss, statistics[step, : len(STATISTICS)] = step_loss(
-                own, batch.wanted, batch.teacher, batch.counted * valid, lm_head, recipe.weights
+                own, batch.wanted, batch.teacher, valid, batch.counted * valid, lm_head, recipe.weights
             )
             if self.judge is not None:
                 context = self.student.seen(batch, step)
                 with self._autocast():
-                    judged, recognised = discriminator_loss(self.judge, context, batch.wanted, own, step)
+                    judged, recognised = discriminator_loss(self.judge, context, batch.wanted, own, valid, step)
                     (judged * share).backward()
                     self.judge.requires_grad_(False)
-                    fooled = adversarial_loss(self.judge, context, own, step)
+                    fooled = adversarial_loss(self.judge, context, own, valid, step)
                     self.judge.requires_grad_(True)
                 loss = loss + listening * fooled
                 statistics[step, len(STATISTICS) :] = torch.stack((fooled.detach(), judged.detach(), *recognised))

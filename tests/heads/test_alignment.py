@@ -65,8 +65,9 @@ def test_one_step_is_the_eagle_loss() -> None:
     head, rows = make_head(1), 9
     embeddings, features, targets = (torch.randn(2, rows, 32) for _ in range(3))
     lm_head, mask = torch.randn(40, 32), torch.rand(2, rows) > 0.3
+    ones = torch.ones(int(mask.sum()))
     (out,) = aligned_forwards(head, embeddings, features, 1)
-    ours, _ = step_loss(out[mask], targets[mask], Teacher.of(targets[mask], lm_head), torch.ones(int(mask.sum())), lm_head, LossWeights())
+    ours, _ = step_loss(out[mask], targets[mask], Teacher.of(targets[mask], lm_head), ones, ones, lm_head, LossWeights())
     # EAGLE (2401.15077): SmoothL1 of the features + 0.1 soft cross-entropy, masked means
     log_q = functional.log_softmax(out @ lm_head.T, -1)
     cross = -(functional.softmax(targets @ lm_head.T, -1) * log_q).sum(-1)
@@ -97,7 +98,7 @@ def test_reference_training_step() -> None:
     for index, (out, losses) in enumerate(zip(outputs, wanted["forwards"], strict=True)):
         rows = slice(0, 24) if index == 0 else slice(0, 17)
         torch.testing.assert_close(out[:, rows][0], data[f"forward{index}.predict"][:, rows][0], atol=1e-5, rtol=1e-5)
-        loss, told = step_loss(out[mask], targets, teacher, count, lm_head, weights)
+        loss, told = step_loss(out[mask], targets, teacher, count, count, lm_head, weights)
         assert [*told[:3].tolist(), loss.item()] == pytest.approx(
             [losses["vloss"], losses["ploss"], losses["topk_loss"], losses["total"]], abs=1e-5
         )

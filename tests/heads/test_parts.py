@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from heads.training.adversary import Discriminator, adversarial_loss, discriminator_loss
-from heads.training.batches import Batch, BatchLoader
+from heads.training.batches import BatchLoader
 from heads.training.features import FeatureStore
 from heads.training.heldout import measure
 from heads.training.log import Log
@@ -32,9 +32,14 @@ def store(tiny_target) -> FeatureStore:
 def test_pairs_are_supervised_by_the_token_two_further(tiny_target, store) -> None:
     loader = BatchLoader(tiny_target, store, None)
     batch = loader.load([0, 1])
-    assert batch.features.shape == (2, 24, 64) and batch.rows[0].nonzero()[:, 0].tolist() == list(range(1, 13))
-    assert batch.rows[1].nonzero()[:, 0].tolist() == list(range(7, 23))
-    assert batch.following.tolist() == store.tokens[3:15].tolist() + store.tokens[24:40].tolist()
+    assert batch.features.shape == (2, 32, 64)  # rounded up
+    assert batch.rows[:28].tolist() == [*range(1, 13), *range(32 + 7, 32 + 23)] and batch.place[:28].tolist() == [
+        *range(1, 13),
+        *range(7, 23),
+    ]
+    assert batch.valid.tolist() == [1.0] * 28 + [0.0] * 100
+    assert batch.following.tolist() == store.tokens[3:15].tolist() + store.tokens[24:40].tolist() + [-1] * 100
+    assert torch.equal(batch.counted, batch.valid)
     # feature i + 1 is the one that gives token i + 2
     features = tiny_target.body(input_ids=torch.tensor(store.tokens[:15].tolist())[None]).last_hidden_state[0]
     torch.testing.assert_close(batch.wanted[:12], features[2:14])
@@ -47,9 +52,9 @@ def test_a_draft_vocabulary_restricts_the_teacher(tiny_target, store) -> None:
     vocab = torch.tensor(sorted({*store.tokens[:12].tolist(), 256}))
     batch, whole = BatchLoader(tiny_target, store, vocab).load([0]), BatchLoader(tiny_target, store, None).load([0])
     wanted = whole.teacher.probabilities[:, vocab]
-    torch.testing.assert_close(batch.teacher.probabilities, wanted / wanted.sum(-1, keepdim=True))
+    torch.testing.assert_close(batch.teacher.probabilities[:12], (wanted / wanted.sum(-1, keepdim=True))[:12])
     inside = [token in vocab.tolist() for token in store.tokens[3:15].tolist()]
-    assert batch.counted.tolist() == [float(value) for value in inside]
+    assert batch.counted[:12].tolist() == [float(value) for value in inside]
     assert vocab[batch.following[0]] == store.tokens[3]
 
 
@@ -65,7 +70,7 @@ def test_medusa_rows_of_every_position_are_about_the_same_token(tiny_target, sto
             wanted = blocks[0](batch.features[0, row - position])  # position m guesses m + 1 tokens after the root's feature
             torch.testing.assert_close(outputs[position][0, row], wanted)
         seen = student.seen(batch, position)
-        torch.testing.assert_close(seen[-1], batch.features[0, 12 - position])
+        torch.testing.assert_close(seen[11], batch.features[0, 12 - position])
 
 
 def test_held_out_ranks_follow_the_text(tiny_target, store) -> None:
@@ -99,21 +104,21 @@ def test_static_tree_is_built_from_what_was_guessed_right() -> None:
 def test_discriminator_learns_and_the_head_follows() -> None:
     torch.manual_seed(0)
     judge = Discriminator(8, 16, 2)
-    context, real = torch.randn(256, 16), torch.randn(256, 8)
+    context, real, ones = torch.randn(256, 16), torch.randn(256, 8), torch.ones(256)
     fake = torch.nn.Parameter(torch.randn(256, 8) * 0.1 + torch.linspace(0, 3, 8))
     optimizer = torch.optim.AdamW(judge.parameters(), 1e-2)
     for _ in range(60):
-        loss, recognised = discriminator_loss(judge, context, real, fake, 1)
+        loss, recognised = discriminator_loss(judge, context, real, fake, ones, 1)
         optimizer.zero_grad()
         loss.backward()
         assert fake.grad is None, "the discriminator's lesson does not reach the head"
         optimizer.step()
     assert recognised.min() > 0.9
-    before = adversarial_loss(judge, context, fake, 1)
+    before = adversarial_loss(judge, context, fake, ones, 1)
     (gradient,) = torch.autograd.grad(before, [fake])
     with torch.no_grad():
         fake -= 20 * gradient
-    assert adversarial_loss(judge, context, fake, 1) < before
+    assert adversarial_loss(judge, context, fake, ones, 1) < before
 
 
 def test_lambda_grows_and_the_rate_warms_up_and_falls() -> None:
@@ -129,7 +134,7 @@ def test_an_own_lm_head_learns_too() -> None:
     torch.manual_seed(0)
     hidden, matrix, weights = torch.randn(7, 6, requires_grad=True), torch.randn(9, 6, requires_grad=True), LossWeights(0.0, 1.0, 0.5, 3)
     teacher, counted = Teacher.of(torch.randn(7, 6), torch.randn(9, 6), 3), torch.tensor([1.0, 1, 0, 1, 1, 1, 1])
-    loss, _ = step_loss(hidden, hidden, teacher, counted, matrix, weights)
+    loss, _ = step_loss(hidden, hidden, teacher, counted, counted, matrix, weights)
     log_q = functional.log_softmax(hidden @ matrix.T, -1)
     rows = -(teacher.probabilities * log_q).sum(-1) - 0.5 * (teacher.best * log_q.gather(1, teacher.best_ids)).sum(-1)
     wanted = (rows * counted).sum() / (counted.sum() + 1e-5)
@@ -140,10 +145,13 @@ def test_an_own_lm_head_learns_too() -> None:
 
 def test_hard_labels_are_the_texts_tokens(tiny_target, store) -> None:
     batch = BatchLoader(tiny_target, store, None, hard_labels=True).load([0])
-    assert torch.equal(batch.teacher.probabilities.argmax(-1), batch.following) and torch.all(batch.teacher.probabilities.sum(-1) == 1)
-    hidden = torch.randn(12, 64)
-    loss, told = step_loss(hidden, batch.wanted, batch.teacher, batch.counted, tiny_target.lm_head.weight, LossWeights(0.0, 1.0, 0.0))
-    torch.testing.assert_close(loss, functional.cross_entropy(tiny_target.logits(hidden), batch.following), rtol=1e-4, atol=1e-4)
+    assert torch.equal(batch.teacher.probabilities.argmax(-1)[:12], batch.following[:12]) and torch.all(
+        batch.teacher.probabilities.sum(-1) == 1
+    )
+    hidden, weights = torch.randn(128, 64), LossWeights(0.0, 1.0, 0.0)
+    loss, told = step_loss(hidden, batch.wanted, batch.teacher, batch.valid, batch.counted, tiny_target.lm_head.weight, weights)
+    wanted = functional.cross_entropy(tiny_target.logits(hidden[:12]), batch.following[:12])
+    torch.testing.assert_close(loss, wanted, rtol=1e-4, atol=1e-4)
     assert told[0] == 0
 
 
@@ -153,7 +161,7 @@ def test_first_weights_are_the_best_linear_guess(tiny_target, store) -> None:
     fit_input(student.module, loader, [[0], [1]])
     batch = loader.load([0, 1])
     (out,) = student.outputs(batch, batch.features, 1)
-    assert functional.mse_loss(out[batch.rows], batch.wanted) < 1e-3  # 28 equations, 129 unknowns each
+    assert functional.mse_loss(batch.supervised(out)[:28], batch.wanted[:28]) < 1e-3  # 28 equations, 129 unknowns each
     torch.testing.assert_close(out, student.module.fc(torch.cat((batch.embeddings, batch.features), -1)))
 
 
@@ -195,9 +203,3 @@ def test_tensorboard_gets_every_number(tmp_path, monkeypatch) -> None:
         "held_out/by_kind/code": (0.75, 7),
         "closed": True,
     }
-
-
-def test_a_batch_knows_which_rows_count() -> None:
-    empty = torch.empty(0)
-    batch = Batch(empty, empty, empty, empty, empty, torch.tensor([3, -1, 0]), None)
-    assert batch.counted.tolist() == [1.0, 0.0, 1.0]
