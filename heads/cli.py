@@ -69,6 +69,7 @@ def _train(arguments: argparse.Namespace) -> None:
         max_length=arguments.max_length,
         checkpoint_minutes=arguments.checkpoint_minutes,
         max_minutes=arguments.max_minutes,
+        snapshots=max(0, arguments.snapshots),
         keep_features=arguments.features == "cached",
         command=shlex.join(["python", "-m", "heads", *sys.argv[1:]]),
         workers=workers,
@@ -123,6 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     train.add_argument("--checkpoint-minutes", type=float, default=5.0, help="a kill loses at most this (default: %(default)s)")
     train.add_argument("--max-minutes", type=float, help="stop after this long, leaving a checkpoint")
+    train.add_argument("--snapshots", type=int, default=0, help="heads to write on the way, evenly, into OUT/<tokens seen> (default: none)")
     group = train.add_argument_group("recipe (default: what the method sets)")
     for name, (kind, text) in RECIPE_OPTIONS.items():
         how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}

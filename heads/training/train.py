@@ -50,6 +50,7 @@ def train(
     max_length: int = 2048,
     checkpoint_minutes: float = 5.0,
     max_minutes: float | None = None,
+    snapshots: int = 0,
     keep_features: bool = True,
     command: str = "",
     workers: Workers | None = None,
@@ -58,6 +59,7 @@ def train(
 
     Args:
         sources: folders made by `synthesize`, or ShareGPT files.
+        snapshots: heads to write on the way, evenly, into `out`/<tokens seen>.
         keep_features: False computes the target's features in every step instead of once, on disk.
 
     Returns:
@@ -72,7 +74,7 @@ def train(
     trainer = Trainer(target, recipe, store, out, command, workers)
     if not trainer.resume():
         trainer.begin()
-    return trainer.run(checkpoint_minutes, max_minutes)
+    return trainer.run(checkpoint_minutes, max_minutes, snapshots)
 
 
 class Trainer:
@@ -131,11 +133,10 @@ class Trainer:
         if self.judge is not None:
             self.workers.agree(self.judge)
 
-    def run(self, checkpoint_minutes: float, max_minutes: float | None) -> HeldOut:
+    def run(self, checkpoint_minutes: float, max_minutes: float | None = None, snapshots: int = 0) -> HeldOut:
         """Train to the end, or for `max_minutes` (a checkpoint is left, the head is written either way)."""
         started = saved = time.monotonic()
         before, first, figures = self.minutes, self.workers.first, None
-        glance_every = max(1, self.steps // GLANCES)
         log = Log(self.out, self.step) if first else None
         with tqdm(total=self.steps, initial=self.step, unit="step", desc=self.recipe.method, file=sys.stderr, disable=not first) as bar:
             for epoch, number, group in self._plan(self.epoch, self.group):
@@ -145,7 +146,7 @@ class Trainer:
                 now = time.monotonic()
                 self.minutes = before + (now - started) / 60
                 bar.update()
-                if self.step % glance_every == 0 and self.step < self.steps:
+                if self._due(GLANCES):
                     figures = self.evaluate(GLANCE_TOKENS)
                     entry["held_out"] = figures.brief()
                     if first:
@@ -153,6 +154,10 @@ class Trainer:
                 if log is not None and (self.step % LOG_EVERY == 0 or "held_out" in entry):
                     bar.set_postfix_str(f"loss {entry['loss']:.3f}, agreement {entry['agreement']}", refresh=False)
                     log.write({"step": self.step, "epoch": epoch, "minutes": round(self.minutes, 2), **entry})
+                if self._due(snapshots):
+                    snapshot = self.evaluate()
+                    if first:
+                        self._write_head(snapshot, self.out / str(self.tokens_seen))
                 if first and (now - saved) / 60 >= checkpoint_minutes:
                     self.save()
                     saved = now
@@ -163,9 +168,14 @@ class Trainer:
             log.write({"step": self.step, "minutes": round(self.minutes, 2), "held_out": figures.to_json()})
             log.close()
             self.save()
-            self._write_head(figures)
+            self._write_head(figures, self.out)
         self.workers.wait()
         return figures
+
+    def _due(self, times: int) -> bool:
+        """Whether something that is done `times` times on the way, evenly, is due after this step."""
+        parts = times + 1
+        return self.step < self.steps and self.step * parts // self.steps > (self.step - 1) * parts // self.steps
 
     def _train_step(self, group: list[list[int]], stop: bool = False) -> tuple[dict[str, Any], bool]:
         """One optimizer step over a group of batches, of which this process takes its share.
@@ -295,7 +305,7 @@ class Trainer:
         self.epoch, self.group, self.step, self.tokens_seen, self.minutes = state["place"]
         return True
 
-    def _write_head(self, figures: HeldOut) -> None:
+    def _write_head(self, figures: HeldOut, folder: Path) -> None:
         meta = HeadMeta(
             method=self.recipe.method,
             target=self.target.name,
@@ -312,9 +322,9 @@ class Trainer:
             results={"held_out": figures.to_json()},
         )
         try:
-            self.student.save(self.out, meta, self.draft_vocab, figures.ranks)
+            self.student.save(folder, meta, self.draft_vocab, figures.ranks)
         except OSError as error:
-            raise DraftscopeError(f"the head can't be written to {self.out}: {error.strerror or error}") from error
+            raise DraftscopeError(f"the head can't be written to {folder}: {error.strerror or error}") from error
 
     def _plan(self, epoch: int = 0, group: int = 0) -> Iterator[tuple[int, int, list[list[int]]]]:
         """(epoch, number, batches) of every optimizer step from a place on: whole epochs, or until enough tokens are seen."""

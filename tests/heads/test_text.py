@@ -122,12 +122,13 @@ def test_draft_vocabulary_is_the_most_frequent_answer_tokens(target, tmp_path) -
     assert coverage({}, {1}) == {"all": 0.0}
 
 
-def test_a_new_target_from_text_to_head_on_the_command_line(folder, target, tmp_path, capsys) -> None:
+@pytest.mark.parametrize("method", ["hass-koala", "koala-medusa"])
+def test_a_new_target_from_text_to_head_on_the_command_line(method, folder, target, tmp_path, capsys) -> None:
     text, head = tmp_path / "text", tmp_path / "head"
     common = ["--target", str(folder), "--device", "cpu", "--dtype", "float32"]
     assert main(["synthesize", *common, "--tokens", "3000", "--batch", "16", "--out", str(text)]) == 0
     shares = write(tmp_path / "more.json", *(talk(f"question {number}", f"the sea is calm {number}") for number in range(10)))
-    options = ["--method", "hass-koala", "--draft-vocab", "128", "--batch-tokens", "1024", "--epochs", "2"]
+    options = ["--method", method, "--draft-vocab", "128", "--batch-tokens", "1024", "--epochs", "2"]
     assert main(["train", *common, "--data", str(text), str(shares), "--out", str(head), *options]) == 0
     assert "held-out top-1 by draft step" in capsys.readouterr().out
     config = json.loads((head / "config.json").read_text())["draftscope"]

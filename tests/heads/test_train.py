@@ -256,6 +256,14 @@ def test_a_budget_of_tokens_and_of_time(tiny_target, text, tmp_path) -> None:
     assert same(weights(whole_run), weights(rest)), "what a time budget left is trained on"
 
 
+def test_snapshots_are_heads_of_their_own(tiny_target, text, tmp_path) -> None:
+    train(tiny_target, recipe_for("medusa", **FAST), [text], tmp_path, snapshots=3)
+    seen = sorted(int(folder.name) for folder in tmp_path.iterdir() if folder.is_dir() and folder.name.isdecimal())
+    assert len(seen) == 3
+    for tokens in seen:
+        assert load_head(str(tmp_path / str(tokens)), tiny_target).info.tokens_seen == tokens
+
+
 def test_a_second_stage_starts_from_the_first(tiny_target, text, tmp_path) -> None:
     first = recipe_for("hass", **FAST, top_weight=0.0, draft_vocab=100)
     trained = train(tiny_target, first, [text], tmp_path / "first")
