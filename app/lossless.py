@@ -36,8 +36,8 @@ def _card(run: Run, plain: Run | None) -> str:
     name = escape(lane_label(run.method, run.head))
     sign, words = _verdict(run, plain)
     return (
-        f'<section class="ds-card" data-method="{method(run.method).key}"><h4><span class="ds-swatch" aria-hidden="true"></span>{name}'
-        f'<span class="ds-verdict">{sign}</span></h4>{words}</section>'
+        f'<section class="ds-card" data-method="{method(run.method).key}"><h3><span class="ds-swatch" aria-hidden="true"></span>{name}'
+        f'<span class="ds-verdict">{sign}</span></h3>{words}</section>'
     )
 
 

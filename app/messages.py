@@ -9,8 +9,8 @@ from app.view import Message
 
 
 def pack(message: Message, **more: Any) -> str:
-    """A message as the script takes it: one string (Gradio would wrap plain data into reactive proxies)."""
-    return json.dumps({**message, **more}, ensure_ascii=False, separators=(",", ":"))
+    """A message as the script takes it: one string (Gradio would wrap plain data into reactive proxies), without a "<"."""
+    return json.dumps({**message, **more}, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def refusal(text: str) -> str:

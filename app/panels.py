@@ -62,7 +62,10 @@ def tabs(shipped: Sequence[Recording]) -> Panels:
                     label="Download what is shown: each run as JSON, all steps as CSV", file_count="multiple", interactive=False
                 )
                 panels.upload = gr.UploadButton(
-                    "Upload run records (1 to 4 JSON files of one prompt)", file_count="multiple", file_types=[".json", ".gz"]
+                    "Upload run records (1 to 4 JSON files of one prompt)",
+                    file_count="multiple",
+                    file_types=[".json", ".gz"],
+                    elem_id="ds-upload",
                 )
     return panels
 
@@ -74,7 +77,7 @@ def _charts(titles: dict) -> tuple[list[gr.Plot], list[gr.HTML]]:
         with gr.Row(elem_classes="ds-pairs"):
             for title in row:
                 with gr.Column(min_width=420, elem_classes="ds-chart"):
-                    gr.HTML(f'<div class="ds-root"><h4>{escape(title)}</h4></div>', apply_default_css=False)
+                    gr.HTML(f'<div class="ds-root"><h3>{escape(title)}</h3></div>', apply_default_css=False)
                     words.append(gr.HTML(apply_default_css=False))
                     plots.append(gr.Plot(show_label=False))
     return plots, words

@@ -22,16 +22,16 @@ HASS_TABLE = (
 INDEPENDENT = (("LLaMA3.1-Instruct-8B", "EAGLE-2", 3.23, 4.11), ("LLaMA3.1-Instruct-8B", "HASS", 3.42, 4.37))
 
 CHANGES = """<div class="ds-root ds-prose"><div class="ds-cards">
-<section class="ds-card" data-method="eagle"><h4><span class="ds-swatch"></span>EAGLE: the starting point</h4>
+<section class="ds-card" data-method="eagle"><h3><span class="ds-swatch"></span>EAGLE: the starting point</h3>
 <p>The head is one decoder layer. From the target's <em>feature</em> (its last hidden state) and the newest token it guesses
 the next feature; the target's own <code>lm_head</code> turns that into a token. For depth 2 it must go on from its
 <em>own guess</em>, because the target has not run yet. In training it only ever saw true features. So it meets its own
 errors unprepared, and they add up with depth.</p></section>
-<section class="ds-card" data-method="hass"><h4><span class="ds-swatch"></span>HASS: train as you will draft</h4>
+<section class="ds-card" data-method="hass"><h3><span class="ds-swatch"></span>HASS: train as you will draft</h3>
 <p>The same layer, trained over several alignment steps: in step 2 it gets the features that it guessed in step 1 in place of
 the true ones, and so on. What it sees in training is what it sees while drafting. A second loss looks at the target's top-K
 tokens, the only ones a tree can hold. Cost of a step: unchanged. Gain: acceptance falls less with depth.</p></section>
-<section class="ds-card" data-method="koala-eagle"><h4><span class="ds-swatch"></span>KOALA: deeper, with an adversary</h4>
+<section class="ds-card" data-method="koala-eagle"><h3><span class="ds-swatch"></span>KOALA: deeper, with an adversary</h3>
 <p>K layers in place of one, and a discriminator that learns to tell the head's output from the target's while the head
 learns to deceive it. Better guesses at every depth. Cost: each of the tree's levels runs K layers, so drafting takes longer.
 It pays only where the extra accepted tokens are worth more than the extra layers.</p></section></div></div>"""
@@ -40,7 +40,7 @@ It pays only where the extra accepted tokens are worth more than the extra layer
 def papers_panel(runs: Sequence[Run]) -> str:
     """The papers' tables and the same figures of the runs at hand, as HTML."""
     return (
-        '<div class="ds-root ds-prose"><h4>Measured here</h4>' + _measured(runs) + "<h4>As published</h4>"
+        '<div class="ds-root ds-prose"><h3>Measured here</h3>' + _measured(runs) + "<h3>As published</h3>"
         "<p>Other targets, other hardware: compare tau and the gain of one method over another, not the seconds.</p>"
         + _table(
             "HASS paper (arXiv 2408.15766, ICLR 2025), NVIDIA H800, batch 1, temperature 0, mean of MT-bench, HumanEval, GSM8K", HASS_TABLE

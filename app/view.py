@@ -70,6 +70,7 @@ class LaneView(TypedDict):
     method: str
     label: str
     about: str
+    facts: str  # layers, parameters, tree, memory
     state: State
     error: str | None
     figures: Figures
@@ -236,6 +237,7 @@ def lane_of(run: Run, key: str, plain: Run | None) -> LaneView:
         "method": method(run.method).key,
         "label": lane_label(run.method, run.head),
         "about": method(run.method).about,
+        "facts": facts_line(run),
         "state": run_state(run),
         "error": run.error,
         "figures": figures(run, plain if plain is not None and fair(run, plain) else None),
@@ -258,6 +260,7 @@ def empty_lane(key: str, method_key: str, head: str | None, state: State, sample
         "method": method(method_key).key,
         "label": lane_label(method_key, head),
         "about": method(method_key).about,
+        "facts": "",
         "state": state,
         "error": None,
         "figures": Tally().figures(None),
@@ -301,6 +304,19 @@ def settings_line(settings: Settings) -> str:
             f"temperature {settings.temperature:g}, top-p {settings.top_p:g}, top-k {settings.top_k or 'off'}, seed {settings.seed}"
         )
     return ", ".join(parts)
+
+
+def facts_line(run: Run) -> str:
+    """What a lane ran with: the head's size, the tree as used, the memory at most."""
+    parts = []
+    if run.head_info is not None:
+        layers = run.head_info.layers
+        parts.append(f"{layers} layer{'s' if layers > 1 else ''}, {run.head_info.parameters / 1e6:.1f} M parameters")
+        tree = run.settings.tree
+        parts.append(f"tree: depth {tree.depth}, top-k {tree.top_k}, {tree.nodes} nodes")
+    if run.peak_memory_bytes:
+        parts.append(f"memory {run.peak_memory_bytes / 2**30:.2f} GiB")
+    return "; ".join(parts)
 
 
 def where_line(run: Run) -> str:

@@ -4,7 +4,20 @@ window.draftscope = (() => {
   "use strict";
   const SVG = "http://www.w3.org/2000/svg";
   const listeners = new Set();
-  const state = { session: null, info: null, lanes: [], focus: null, step: 0, place: 0, node: null, align: "text", follow: true, look: "tree", zoom: 1, beside: false };
+  const state = {
+    session: null,
+    info: null,
+    lanes: [],
+    focus: null,
+    step: 0,
+    place: 0,
+    node: null,
+    align: "text",
+    follow: true,
+    look: "tree",
+    zoom: 1,
+    beside: false,
+  };
 
   function make(name, attributes, ...children) {
     const [tag, ...classes] = name.split(".");
@@ -12,9 +25,10 @@ window.draftscope = (() => {
     const element = drawn ? document.createElementNS(SVG, tag) : document.createElement(tag);
     if (classes.length) element.setAttribute("class", classes.join(" "));
     for (const [key, value] of Object.entries(attributes || {})) {
-      if (value === null || value === undefined || value === false) continue;
+      const told = key.startsWith("aria-") && typeof value === "boolean"; // these want the words true and false
+      if (value === null || value === undefined || (value === false && !told)) continue;
       if (key.startsWith("on")) element.addEventListener(key.slice(2), value);
-      else element.setAttribute(key, value === true ? "" : value);
+      else element.setAttribute(key, value === true && !told ? "" : value);
     }
     for (const child of children.flat()) if (child !== null && child !== undefined) element.append(child);
     return element;
@@ -27,7 +41,9 @@ window.draftscope = (() => {
   function glyph(found) {
     if (found.length > 1) return found.slice(3, 5);
     const code = found.codePointAt(0);
-    return KNOWN[found] || (code < 32 ? String.fromCharCode(0x2400 + code) : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`);
+    return (
+      KNOWN[found] || (code < 32 ? String.fromCharCode(0x2400 + code) : `U+${code.toString(16).toUpperCase().padStart(4, "0")}`)
+    );
   }
 
   function clip(text, limit) {
@@ -41,7 +57,8 @@ window.draftscope = (() => {
   // The same as nodes, glyphs marked as such; a newline also breaks the line.
   function pieces(text, limit = 400) {
     if (text === "") return [make("span.ds-ws", null, "∅")];
-    const cut = clip(text, limit), out = [];
+    const cut = clip(text, limit),
+      out = [];
     let last = 0;
     for (const match of cut.matchAll(GLYPH)) {
       if (match.index > last) out.push(cut.slice(last, match.index));
@@ -59,15 +76,67 @@ window.draftscope = (() => {
   // ---- figures ----------------------------------------------------------------------------------------------------
   const number = (value, digits = 2) => (value === null || value === undefined ? "–" : value.toFixed(digits));
   const ms = (value) => (value >= 100 ? value.toFixed(0) : value >= 10 ? value.toFixed(1) : value.toFixed(2));
-  const probability = (value) => (value === null || value === undefined ? "–" : value >= 0.9995 ? "1.00" : value >= 0.001 ? value.toFixed(value < 0.01 ? 4 : 3) : value === 0 ? "0" : value.toExponential(0));
+  const probability = (value) =>
+    value === null || value === undefined
+      ? "–"
+      : value >= 0.9995
+        ? "1.00"
+        : value >= 0.001
+          ? value.toFixed(value < 0.01 ? 4 : 3)
+          : value === 0
+            ? "0"
+            : value.toExponential(0);
   const total = (step) => step.ms.reduce((sum, value) => sum + value, 0);
+
+  // ---- words that explain themselves on hover and focus -----------------------------------------------------------
+  const TERMS = {
+    tau: "Mean acceptance length: tokens per step, bonus token included. 1.00 is plain decoding.",
+    "speed-up": "Tokens per second over those of measured plain decoding: same prompt, same process, same settings.",
+    "tokens/s": "Tokens of the steps over the time of the steps; the prefill and the first token stand apart.",
+    "bonus token": "The token that the target itself adds at the end of a step. It is the root of the next step.",
+    accepted: "The target would have written the same token here, so it is kept.",
+    rejected: "Its parent was accepted, but the target wants another token here.",
+    unreached: "Its parent was not accepted, so it was never a candidate. Its check was part of the same forward.",
+    "draft p": "Probability that the head gave this token, given its parent.",
+    "target p": "Probability that the target gives this token here, after temperature and filters.",
+    "path p": "Product of the draft probabilities from the root: the score by which the tree was grown.",
+    rank: "Place among the guesses for the same parent, likeliest first.",
+    depth: "Tokens ahead of the root. Depth n can only be accepted when depth n-1 was.",
+    draw: "The random number that decided: accepted where it is at most p.",
+    "logit gap": "Best minus second-best logit of the target. Near zero, rounding can swap the two.",
+    "runner-up": "The target's second choice here.",
+  };
+  let terms = 0;
+
+  function term(name, words) {
+    if (!TERMS[name]) return make("span", null, words || name);
+    const id = `ds-term-${++terms}`;
+    return make(
+      "span.ds-term",
+      { tabindex: 0, "aria-describedby": id },
+      words || name,
+      make("span.ds-tip", { role: "tooltip", id }, TERMS[name]),
+    );
+  }
+
+  // A tip near the right edge moves left until it fits.
+  for (const kind of ["pointerover", "focusin"]) {
+    document.addEventListener(kind, (event) => {
+      const tip = event.target.closest?.(".ds-term")?.querySelector(".ds-tip");
+      if (!tip) return;
+      tip.style.translate = "0";
+      const over = tip.getBoundingClientRect().right + 8 - document.documentElement.clientWidth;
+      tip.style.translate = `${-Math.max(0, over)}px`;
+    });
+  }
 
   // ---- what arrives -----------------------------------------------------------------------------------------------
   function receive(text) {
     if (!text) return;
     const message = JSON.parse(text);
     const before = state.info;
-    if (message.kind === "keep" && before) { // a refused request: the lanes stay as they are
+    if (message.kind === "keep" && before) {
+      // a refused request: the lanes stay as they are
       state.info = { ...before, note: message.note, failed: message.failed };
       announce(before, state.info, false);
       return emit("data");
@@ -96,7 +165,10 @@ window.draftscope = (() => {
       if (running) point(running, running.steps.length - 1, null);
     } else if (before && before.running && !message.running && state.follow) choose();
     if (message.select) {
-      const asked = state.lanes.find((lane) => lane.steps.length && (lane.key.endsWith(`:${message.select.lane}`) || lane.method === message.select.lane)) || lane_(state.focus);
+      const asked =
+        state.lanes.find(
+          (lane) => lane.steps.length && (lane.key.endsWith(`:${message.select.lane}`) || lane.method === message.select.lane),
+        ) || lane_(state.focus);
       if (asked) point(asked, Math.min(Math.max(message.select.step, 1), asked.steps.length) - 1, null);
       state.follow = false;
     }
@@ -111,7 +183,8 @@ window.draftscope = (() => {
     clearTimeout(due);
     due = setTimeout(() => {
       if (!state.info || !state.info.link) return;
-      const asked = new URLSearchParams(state.info.link), theme = new URLSearchParams(location.search).get("__theme");
+      const asked = new URLSearchParams(state.info.link),
+        theme = new URLSearchParams(location.search).get("__theme");
       if (state.info.kind === "recorded") {
         asked.set("lane", state.focus.split(":").slice(1).join(":"));
         asked.set("step", state.step + 1);
@@ -126,7 +199,8 @@ window.draftscope = (() => {
   // A selection always exists: the head's lane with the longest accepted paths, at its first long one.
   function choose() {
     const ready = state.lanes.filter((lane) => lane.steps.length);
-    const lane = ready.filter((l) => l.tree).sort((a, b) => (b.figures.tau || 0) - (a.figures.tau || 0))[0] || ready[0] || state.lanes[0];
+    const lane =
+      ready.filter((l) => l.tree).sort((a, b) => (b.figures.tau || 0) - (a.figures.tau || 0))[0] || ready[0] || state.lanes[0];
     if (!lane) return;
     const early = lane.steps.slice(0, 16).map((step) => step.path.length);
     point(lane, Math.max(0, early.indexOf(Math.max(0, ...early))), null);
@@ -149,7 +223,8 @@ window.draftscope = (() => {
   function stepOf(lane) {
     if (lane.key === state.focus) return Math.min(state.step, lane.steps.length - 1);
     if (state.align === "number") return Math.min(state.step, lane.steps.length - 1);
-    let low = 0, high = lane.steps.length - 1;
+    let low = 0,
+      high = lane.steps.length - 1;
     while (low < high) {
       const middle = (low + high + 1) >> 1;
       if (lane.starts[middle] <= state.place) low = middle;
@@ -164,7 +239,8 @@ window.draftscope = (() => {
     let said = null;
     if (message.note && message.note !== (before && before.note)) said = message.note;
     else if (fresh && message.running) said = "Run started.";
-    else if (before && before.running && !message.running) said = `Run ended: ${state.lanes.map((l) => `${l.label}: ${l.state}, ${l.figures.tokens} tokens`).join("; ")}.`;
+    else if (before && before.running && !message.running)
+      said = `Run ended: ${state.lanes.map((l) => `${l.label}: ${l.state}, ${l.figures.tokens} tokens`).join("; ")}.`;
     if (said) node.textContent = said;
   }
 
@@ -183,5 +259,24 @@ window.draftscope = (() => {
     } else draw("data");
   }
 
-  return { views: {}, state, make, visible, pieces, tokenText, quoted, number, ms, probability, total, select, stepOf, lane: lane_, emit, mount, receive };
+  return {
+    views: {},
+    state,
+    make,
+    term,
+    visible,
+    pieces,
+    tokenText,
+    quoted,
+    number,
+    ms,
+    probability,
+    total,
+    select,
+    stepOf,
+    lane: lane_,
+    emit,
+    mount,
+    receive,
+  };
 })();

@@ -1,43 +1,90 @@
 // The lanes: figures, token chips by origin, latency strip, and the bar that moves through the steps.
 draftscope.views.lanes = (root) => {
   "use strict";
-  const { state, make, number, ms, total, select, stepOf, quoted, visible, pieces, tokenText } = draftscope;
+  const { state, make, term, number, ms, total, select, stepOf, quoted, visible, pieces, tokenText } = draftscope;
   const KIND = { live: "Live run", recorded: "Recorded run", uploaded: "Uploaded run" };
-  const STATE = { waiting: "waiting", loading: "loading", running: "running", done: "finished", stopped: "stopped", failed: "failed" };
+  const STATE = {
+    waiting: "waiting",
+    loading: "loading",
+    running: "running",
+    done: "finished",
+    stopped: "stopped",
+    failed: "failed",
+  };
   const ENDED = { stop: " · ended by itself", length: " · ended at the token limit", cancelled: " · stopped", error: " · failed" };
   const PHASES = ["draft", "verify", "accept", "commit", "record"];
   const cards = new Map();
   let session = null;
 
   const badge = make("span.ds-kind");
-  const title = make("span.ds-title"), where = make("span.ds-where");
+  const title = make("span.ds-title"),
+    where = make("span.ds-where");
   const alert = make("div.ds-alert", { role: "alert", hidden: true });
   const grid = make("div.ds-lanes");
-  root.append(make("div.ds-banner", null, badge, title, where), alert, grid, legend(),
-    make("div.ds-sr", { id: "ds-status", role: "status" }));
+  root.append(
+    make("div.ds-banner", null, badge, title, where),
+    alert,
+    grid,
+    legend(),
+    make("div.ds-sr", { id: "ds-status", role: "status" }),
+  );
 
   function legend() {
     const chip = (kind, text, words) => make("span.ds-key", null, make(`span.ds-chip.${kind}`, null, text), words);
-    return make("div.ds-legend", { "aria-label": "How tokens are marked" },
-      make("span.ds-key", null, make("span.ds-capsule", null, make("span.ds-chip.acc", null, "one"), make("span.ds-chip.acc", null, "step"), make("span.ds-chip.bonus", null, "end")), "one step:"),
-      chip("acc", "n-th", "n-th filled token = draft accepted at depth n"), chip("bonus", "last", "bonus token, from the target itself"), chip("plain", "plain", "plain decoding"),
-      make("span.ds-key", null, make("span.ds-ws", null, "·"), "space"), make("span.ds-key", null, make("span.ds-ws", null, "⏎"), "new line"), make("span.ds-key", null, make("span.ds-byte", null, "E2"), "one byte of a character"));
+    return make(
+      "div.ds-legend",
+      { "aria-label": "How tokens are marked" },
+      make(
+        "span.ds-key",
+        null,
+        make(
+          "span.ds-capsule",
+          null,
+          make("span.ds-chip.acc", null, "one"),
+          make("span.ds-chip.acc", null, "step"),
+          make("span.ds-chip.bonus", null, "end"),
+        ),
+        "one step:",
+      ),
+      chip("acc", "n-th", "n-th filled token = draft accepted at depth n"),
+      make("span.ds-key", null, make("span.ds-chip.bonus", null, "last"), term("bonus token")),
+      chip("plain", "plain", "plain decoding"),
+      make("span.ds-key", null, make("span.ds-ws", null, "·"), "space"),
+      make("span.ds-key", null, make("span.ds-ws", null, "⏎"), "new line"),
+      make("span.ds-key", null, make("span.ds-byte", null, "E2"), "one byte of a character"),
+    );
   }
 
   // ---- one lane ---------------------------------------------------------------------------------------------------
   function card(lane) {
-    const figure = (name, tip) => {
+    const figure = (name) => {
       const value = make("dd", null, "–");
-      return [make("div.ds-figure", { title: tip }, make("dt", null, name), value), value];
+      return [make("div.ds-figure", null, make("dt", null, term(name)), value), value];
     };
-    const [speedBox, speed] = figure("speed-up", "Tokens per second over those of measured plain decoding: same prompt, same process, same settings.");
-    const [rateBox, rate] = figure("tokens/s", "Tokens of the steps over the time of the steps; the prefill stands apart.");
-    const [tauBox, tau] = figure("tau", "Mean acceptance length: tokens per step, bonus included. 1.00 is plain decoding.");
-    const text = make("div.ds-text", { tabindex: 0, role: "group", "aria-label": `${lane.label}: tokens by step; arrow keys move through the steps` });
-    const strip = make("svg.ds-strip", { viewBox: "0 0 100 32", preserveAspectRatio: "none", "aria-hidden": "true" });
-    const stripText = make("span.ds-strip-text"), state_ = make("span.ds-state"), equal = make("p.ds-equal"), heading = make("h3"), about = make("p.ds-about");
-    const box = make("article.ds-lane", { "data-method": lane.method }, make("header", null, make("span.ds-swatch", { "aria-hidden": "true" }), heading, state_), about,
-      make("dl.ds-figures", null, speedBox, rateBox, tauBox), text, make("div.ds-strip-box", null, strip, stripText), equal);
+    const [speedBox, speed] = figure("speed-up");
+    const [rateBox, rate] = figure("tokens/s");
+    const [tauBox, tau] = figure("tau");
+    const text = make("div.ds-text", {
+      tabindex: 0,
+      role: "group",
+      "aria-label": `${lane.label}: tokens by step; arrow keys move through the steps`,
+    });
+    const strip = make("svg.ds-strip", { preserveAspectRatio: "none", "aria-hidden": "true" });
+    const stripText = make("span.ds-strip-text"),
+      state_ = make("span.ds-state"),
+      equal = make("p.ds-equal"),
+      heading = make("h2"),
+      about = make("p.ds-about");
+    const box = make(
+      "article.ds-lane",
+      { "data-method": lane.method },
+      make("header", null, make("span.ds-swatch", { "aria-hidden": "true" }), heading, state_),
+      about,
+      make("dl.ds-figures", null, speedBox, rateBox, tauBox),
+      text,
+      make("div.ds-strip-box", null, strip, stripText),
+      equal,
+    );
     text.addEventListener("click", (event) => {
       const chip = event.target.closest(".ds-chip");
       if (chip) pick(lane.key, Number(chip.dataset.step), Number(chip.dataset.place));
@@ -50,17 +97,43 @@ draftscope.views.lanes = (root) => {
       select(lane.key, (state.focus === lane.key ? state.step : stepOf(own)) + moves[event.key]);
     });
     strip.addEventListener("click", (event) => {
-      const own = draftscope.lane(lane.key), box_ = strip.getBoundingClientRect();
+      const own = draftscope.lane(lane.key),
+        box_ = strip.getBoundingClientRect();
       select(lane.key, Math.floor(((event.clientX - box_.left) / box_.width) * own.steps.length));
     });
+    const now = make("rect.ds-now"),
+      paths = PHASES.map((name) => make(`path.ds-phase-${name}`));
+    strip.append(now, ...paths);
     grid.append(box);
-    return { box, heading, about, speed, rate, tau, text, strip, stripText, state: state_, equal, drawn: 0, first: false, capsules: [], marked: null };
+    return {
+      box,
+      now,
+      paths,
+      bars: PHASES.map(() => ""),
+      barred: 0,
+      picked: [],
+      heading,
+      about,
+      speed,
+      rate,
+      tau,
+      text,
+      strip,
+      stripText,
+      state: state_,
+      equal,
+      drawn: 0,
+      first: false,
+      capsules: [],
+      marked: null,
+    };
   }
 
   function pick(key, step, place) {
     const lane = draftscope.lane(key);
     if (step < 0) return select(key, 0, -1, 0);
-    const nth = place - lane.starts[step], own = lane.steps[step];
+    const nth = place - lane.starts[step],
+      own = lane.steps[step];
     select(key, step, nth < own.path.length ? own.path[nth] : "bonus", place);
   }
 
@@ -72,17 +145,36 @@ draftscope.views.lanes = (root) => {
       const kind = !lane.tree ? "plain" : nth < step.path.length ? "acc" : "bonus";
       const origin = kind === "plain" ? "plain decoding" : kind === "acc" ? `accepted at depth ${nth + 1}` : "bonus token";
       if (/^\s/.test(tokenText(lane, id))) capsule.append(document.createElement("wbr"));
-      capsule.append(make(`span.ds-chip.${kind}`, { "data-step": index, "data-place": lane.starts[index] + nth, title: `${visible(tokenText(lane, id))} · step ${index + 1} · ${origin}` }, pieces(tokenText(lane, id))));
+      capsule.append(
+        make(
+          `span.ds-chip.${kind}`,
+          {
+            "data-step": index,
+            "data-place": lane.starts[index] + nth,
+            title: `${visible(tokenText(lane, id))} · step ${index + 1} · ${origin}`,
+          },
+          pieces(tokenText(lane, id)),
+        ),
+      );
     });
     return capsule;
   }
 
   function growText(lane, own) {
-    const near = own.text.scrollHeight - own.text.scrollTop - own.text.clientHeight < 40;
     const fresh = document.createDocumentFragment();
     if (!own.first && lane.first !== null) {
       own.first = true;
-      fresh.append(make("span.ds-capsule", null, make("span.ds-chip.plain", { "data-step": -1, "data-place": 0, title: `${visible(tokenText(lane, lane.first))} · from the prefill` }, pieces(tokenText(lane, lane.first)))));
+      fresh.append(
+        make(
+          "span.ds-capsule",
+          null,
+          make(
+            "span.ds-chip.plain",
+            { "data-step": -1, "data-place": 0, title: `${visible(tokenText(lane, lane.first))} · from the prefill` },
+            pieces(tokenText(lane, lane.first)),
+          ),
+        ),
+      );
     }
     for (; own.drawn < lane.steps.length; own.drawn++) {
       const capsule = chipsOf(lane, own.drawn);
@@ -90,23 +182,22 @@ draftscope.views.lanes = (root) => {
       fresh.append(capsule);
     }
     if (fresh.childNodes.length) own.text.append(fresh);
-    if (state.info.running && lane.state === "running" && near && state.follow) own.text.scrollTop = own.text.scrollHeight;
   }
 
-  // All lanes' strips share one scale, from zero.
+  // One bar for each step: x in steps, y in ms. New steps are added to what is there; all lanes share one scale, from zero.
   function drawStrip(lane, own, top) {
-    const wide = 100 / Math.max(lane.steps.length, 1), heights = PHASES.map(() => "");
-    lane.steps.forEach((step, index) => {
-      let base = 32;
-      step.ms.forEach((value, phase) => {
-        const high = (30 * value) / top;
-        heights[phase] += `M${(index * wide).toFixed(2)} ${base.toFixed(2)}v${(-high).toFixed(2)}h${(wide * 0.86).toFixed(2)}v${high.toFixed(2)}z`;
-        base -= high;
+    for (; own.barred < lane.steps.length; own.barred++) {
+      let base = 0;
+      lane.steps[own.barred].ms.forEach((value, phase) => {
+        if (value > 0.002) own.bars[phase] += `M${own.barred} ${-base.toFixed(3)}v${-value}h.86v${value}z`;
+        base += value;
       });
-    });
-    own.mark = make("rect.ds-now", { y: 0, height: 32, width: Math.max(wide, 0.6) });
-    own.strip.replaceChildren(own.mark, ...PHASES.map((name, phase) => make(`path.ds-phase-${name}`, { d: heights[phase] })));
-    own.wide = wide;
+    }
+    own.strip.setAttribute("viewBox", `0 ${-top} ${Math.max(lane.steps.length, 1)} ${top}`);
+    own.paths.forEach((path, phase) => path.setAttribute("d", own.bars[phase]));
+    own.now.setAttribute("y", -top);
+    own.now.setAttribute("height", top);
+    own.now.setAttribute("width", Math.max(1, lane.steps.length / 160));
   }
 
   function equality(lane) {
@@ -116,8 +207,16 @@ draftscope.views.lanes = (root) => {
     if (lane.sampled) return "Sampled: the distribution is the target's own; the words may differ from plain decoding.";
     if (!seen) return lane.state === "running" ? "" : "Not compared: plain decoding was not run.";
     if (seen.equal) return `= Equal to plain decoding, ${seen.compared} tokens.`;
-    const words = seen.mine === null && seen.plain === null ? "one of the two ends there" : `${quoted(lane, seen.mine)} for ${quoted(lane, seen.plain)}`;
-    const gap = seen.gap === null ? "" : seen.tie ? `; a near-tie, ${seen.gap} apart, decided by rounding` : `; the two best logits are ${seen.gap} apart`;
+    const words =
+      seen.mine === null && seen.plain === null
+        ? "one of the two ends there"
+        : `${quoted(lane, seen.mine)} for ${quoted(lane, seen.plain)}`;
+    const gap =
+      seen.gap === null
+        ? ""
+        : seen.tie
+          ? `; a near-tie, ${seen.gap} apart, decided by rounding`
+          : `; the two best logits are ${seen.gap} apart`;
     return `≠ From token ${seen.index + 1} on: ${words}${gap}.`;
   }
 
@@ -139,18 +238,21 @@ draftscope.views.lanes = (root) => {
     alert.dataset.failed = info.failed;
     const top = Math.max(1e-9, ...state.lanes.flatMap((lane) => lane.steps.map(total)));
     for (const lane of state.lanes) {
-      const own = cards.get(lane.key), plain = !lane.tree && lane.method === "autoregressive";
+      const own = cards.get(lane.key),
+        plain = !lane.tree && lane.method === "autoregressive";
       own.box.dataset.state = lane.state;
       own.box.dataset.method = lane.method;
       own.heading.textContent = lane.label;
-      own.about.textContent = lane.about;
+      own.about.replaceChildren(lane.about, make("span.ds-facts", null, lane.facts));
       own.state.textContent = STATE[lane.state];
       own.speed.textContent = plain ? "1.00×" : lane.figures.speedup === null ? "–" : `${number(lane.figures.speedup)}×`;
-      own.rate.textContent = number(lane.figures.tps, 1);
+      own.rate.textContent = number(lane.figures.tps, lane.figures.tps >= 100 ? 0 : 1);
       own.tau.textContent = number(lane.figures.tau);
       own.equal.textContent = lane.error || equality(lane);
       own.equal.dataset.kind = lane.error ? "bad" : lane.equality && !lane.equality.equal ? "off" : "good";
-      own.stripText.textContent = lane.steps.length ? `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}` : "";
+      own.stripText.textContent = lane.steps.length
+        ? `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}`
+        : "";
       growText(lane, own);
       drawStrip(lane, own, top);
     }
@@ -158,26 +260,39 @@ draftscope.views.lanes = (root) => {
   }
 
   function mark() {
+    const moved = [];
     for (const lane of state.lanes) {
-      const own = cards.get(lane.key), index = lane.steps.length ? stepOf(lane) : -1;
+      const own = cards.get(lane.key);
+      const index = lane.steps.length ? stepOf(lane) : -1;
+      const capsule = own.capsules[index] || null;
       own.box.dataset.focus = lane.key === state.focus;
-      if (own.marked) own.marked.classList.remove("on");
-      own.marked = own.capsules[index] || null;
-      if (own.marked) {
-        own.marked.classList.add("on");
-        reveal(own.text, own.marked);
+      if (capsule !== own.marked) {
+        own.marked?.classList.remove("on");
+        capsule?.classList.add("on");
+        own.marked = capsule;
+        if (capsule) moved.push(own);
       }
-      for (const chip of own.picked || []) chip.classList.remove("picked");
-      own.picked = lane.key === state.focus && own.marked ? [...own.marked.children].filter((chip) => state.node !== null && chip.dataset.place == state.place) : [];
-      for (const chip of own.picked) chip.classList.add("picked");
-      if (own.mark) own.mark.setAttribute("x", Math.max(0, index) * (own.wide || 0));
+      own.picked.forEach((chip) => chip.classList.remove("picked"));
+      const chips = lane.key === state.focus && state.node !== null && capsule ? [...capsule.children] : [];
+      own.picked = chips.filter((chip) => chip.dataset.place === String(state.place));
+      own.picked.forEach((chip) => chip.classList.add("picked"));
+      own.now.setAttribute("x", Math.max(0, index));
     }
+    reveal(moved);
   }
 
-  // Scroll inside the lane only: scrollIntoView would move the page.
-  function reveal(box, part) {
-    const up = part.offsetTop - box.offsetTop;
-    if (up < box.scrollTop + 4 || up + part.offsetHeight > box.scrollTop + box.clientHeight - 4) box.scrollTop = up - box.clientHeight / 2;
+  // Scroll inside the lanes only (scrollIntoView would move the page); first measure all, then move all: one layout.
+  function reveal(cards_) {
+    const wanted = cards_.map(({ text, marked }) => {
+      const up = marked.offsetTop,
+        high = marked.offsetHeight,
+        top = text.scrollTop,
+        room = text.clientHeight;
+      return up < top + 4 || up + high > top + room - 4 ? up - room / 2 : null;
+    });
+    cards_.forEach(({ text }, index) => {
+      if (wanted[index] !== null) text.scrollTop = wanted[index];
+    });
   }
 
   return (what) => state.info && (what === "data" ? update() : mark());

@@ -2,19 +2,48 @@
 draftscope.views.transport = (root) => {
   "use strict";
   const { state, make, select, emit } = draftscope;
-  let timer = null, session = null;
+  let timer = null,
+    session = null;
 
-  const slider = make("input.ds-slider", { type: "range", min: 1, max: 1, value: 1, "aria-label": "Step of the selected lane", oninput: () => select(state.focus, slider.value - 1) });
+  const slider = make("input.ds-slider", {
+    type: "range",
+    min: 1,
+    max: 1,
+    value: 1,
+    "aria-label": "Step of the selected lane",
+    oninput: () => select(state.focus, slider.value - 1),
+  });
   const readout = make("output.ds-readout");
-  const play = make("button.ds-button.ds-play", { type: "button", "aria-label": "Play the steps", onclick: () => run(!timer) }, "▶");
-  const align = make("select.ds-select", { "aria-label": "Line up the lanes by", onchange: () => ((state.align = align.value), emit("selection")) },
-    make("option", { value: "text" }, "same place in the text"), make("option", { value: "number" }, "same step number"));
-  const bar = make("div.ds-transport", { role: "group", "aria-label": "Move through the steps" },
+  const play = make(
+    "button.ds-button.ds-play",
+    { type: "button", "aria-label": "Play the steps", onclick: () => run(!timer) },
+    "▶",
+  );
+  const align = make(
+    "select.ds-select",
+    { "aria-label": "Line up the lanes by", onchange: () => ((state.align = align.value), emit("selection")) },
+    make("option", { value: "text" }, "same place in the text"),
+    make("option", { value: "number" }, "same step number"),
+  );
+  const bar = make(
+    "div.ds-transport",
+    { role: "group", "aria-label": "Move through the steps" },
     make("button.ds-button", { type: "button", "aria-label": "First step", onclick: () => select(state.focus, 0) }, "|◀"),
-    make("button.ds-button", { type: "button", "aria-label": "Previous step", onclick: () => select(state.focus, state.step - 1) }, "◀"),
+    make(
+      "button.ds-button",
+      { type: "button", "aria-label": "Previous step", onclick: () => select(state.focus, state.step - 1) },
+      "◀",
+    ),
     play,
-    make("button.ds-button", { type: "button", "aria-label": "Next step", onclick: () => select(state.focus, state.step + 1) }, "▶|"),
-    slider, readout, make("label.ds-align", null, make("span", null, "Lanes at the"), align));
+    make(
+      "button.ds-button",
+      { type: "button", "aria-label": "Next step", onclick: () => select(state.focus, state.step + 1) },
+      "▶|",
+    ),
+    slider,
+    readout,
+    make("label.ds-align", null, make("span", null, "Lanes at the"), align),
+  );
   bar.addEventListener("keydown", (event) => {
     if (event.key === " " && event.target === slider) (event.preventDefault(), run(!timer));
   });
@@ -22,11 +51,13 @@ draftscope.views.transport = (root) => {
 
   function run(on) {
     clearInterval(timer);
-    timer = on ? setInterval(() => {
-      const lane = draftscope.lane(state.focus);
-      if (!lane || state.step >= lane.steps.length - 1) run(false);
-      else select(state.focus, state.step + 1);
-    }, 700) : null;
+    timer = on
+      ? setInterval(() => {
+          const lane = draftscope.lane(state.focus);
+          if (!lane || state.step >= lane.steps.length - 1) run(false);
+          else select(state.focus, state.step + 1);
+        }, 700)
+      : null;
     if (on && draftscope.lane(state.focus) && state.step >= draftscope.lane(state.focus).steps.length - 1) select(state.focus, 0);
     play.textContent = timer ? "⏸" : "▶";
     play.setAttribute("aria-label", timer ? "Pause" : "Play the steps");

@@ -4,11 +4,15 @@ draftscope.tree = (() => {
   const { make, visible, tokenText, quoted, probability, number } = draftscope;
   const STATUS = { a: "accepted", r: "rejected", u: "unreached" };
   const SIGN = { a: "✓", r: "×", u: "" };
-  const BOX = 19, ROW = 25;
+  const BOX = 19,
+    ROW = 25;
 
   // Levels, children and ranks: a node's children stand in the record's order, which is their rank.
   function shape(step) {
-    const children = new Map([[-1, []]]), depth = [], rank = [], sure = [];
+    const children = new Map([[-1, []]]),
+      depth = [],
+      rank = [],
+      sure = [];
     step.ids.forEach((_, node) => {
       const above = step.up[node];
       depth[node] = above < 0 ? 1 : depth[above] + 1;
@@ -49,7 +53,8 @@ draftscope.tree = (() => {
 
   // Why the target took or left a node, in words.
   function decision(lane, step, form, node) {
-    if (node === -1) return "The root: certain before this step begins. It is the bonus token of the step before (of step 1: of the prefill).";
+    if (node === -1)
+      return "The root: certain before this step begins. It is the bonus token of the step before (of step 1: of the prefill).";
     if (node === "bonus") {
       const after = step.path.length ? `after ${quoted(lane, step.ids[end(step)])}` : "after the root";
       if (!lane.tree) return "Plain decoding: the target's forward gives one token.";
@@ -57,16 +62,21 @@ draftscope.tree = (() => {
       const why = tried ? `none of the ${tried} drafted there was taken` : "the tree has no node there";
       return `The bonus token: what the target itself says ${after} (${why}). It is the next root.`;
     }
-    const p = probability(step.p[node]), mark = step.mark[node], up = step.up[node];
+    const p = probability(step.p[node]),
+      mark = step.mark[node],
+      up = step.up[node];
     const choice = choiceAfter(lane, step, up);
     if (mark === "u") {
       if (up === end(step) || step.path.includes(up) || up === -1) return "Not tested: a sibling before it was accepted.";
       return `Unreached: its parent ${quoted(lane, step.ids[up])} was not accepted, so the target's answer here does not count.`;
     }
     if (step.draw && step.draw[node] !== null) {
-      const draw = step.draw[node], bar = step.bar[node];
+      const draw = step.draw[node],
+        bar = step.bar[node];
       const note = Math.abs(bar - step.p[node]) > 0.0005 ? ` (${p} before its rejected siblings were taken out)` : "";
-      return mark === "a" ? `Accepted: the draw ${probability(draw)} is at most p = ${probability(bar)}${note}.` : `Rejected: the draw ${probability(draw)} is above p = ${probability(bar)}${note}; its share goes to the others.`;
+      return mark === "a"
+        ? `Accepted: the draw ${probability(draw)} is at most p = ${probability(bar)}${note}.`
+        : `Rejected: the draw ${probability(draw)} is above p = ${probability(bar)}${note}; its share goes to the others.`;
     }
     if (mark === "a") return `Accepted: it is the target's own choice here (p = ${p}).`;
     return `Rejected: the target chose ${choice} here; this one has p = ${p}.`;
@@ -81,11 +91,15 @@ draftscope.tree = (() => {
 
   function summary(lane, step, form) {
     if (!lane.tree) return `One target forward, one token: ${quoted(lane, step.bonus)}.`;
-    const taken = step.path.length, stop = end(step);
+    const taken = step.path.length,
+      stop = end(step);
     const words = taken ? `${taken} of ${form.levels} levels accepted` : "Nothing accepted";
     const below = form.children.get(stop) || [];
     const best = below[0];
-    const why = best === undefined ? `the tree has no guess after ${quoted(lane, stop < 0 ? step.root : step.ids[stop])}` : `the head's best guess next was ${quoted(lane, step.ids[best])} (draft ${probability(step.q[best])}), the target ${step.draw ? "drew" : "chose"} ${quoted(lane, step.bonus)}${below.some((node) => step.ids[node] === step.bonus) ? "" : ", which was not among the guesses"}`;
+    const why =
+      best === undefined
+        ? `the tree has no guess after ${quoted(lane, stop < 0 ? step.root : step.ids[stop])}`
+        : `the head's best guess next was ${quoted(lane, step.ids[best])} (draft ${probability(step.q[best])}), the target ${step.draw ? "drew" : "chose"} ${quoted(lane, step.bonus)}${below.some((node) => step.ids[node] === step.bonus) ? "" : ", which was not among the guesses"}`;
     return `${words}, then the bonus token: ${why}.`;
   }
 
@@ -98,34 +112,81 @@ draftscope.tree = (() => {
 
   // ---- drawing ----------------------------------------------------------------------------------------------------
   function draw(lane, step, options) {
-    const form = shape(step), shown = (node) => options.all || step.mark[node] !== "u";
+    const form = shape(step),
+      shown = (node) => options.all || step.mark[node] !== "u";
     const { row, count } = rows(step, form, shown);
     const levels = Math.max(form.levels, step.path.length + 1);
     const column = Math.max(80, Math.min(168, (options.width - 8) / (levels + 1))) * options.zoom;
-    const zoom = options.zoom, wide = column - 14 * zoom, high = BOX * zoom, line = ROW * zoom;
-    const width = column * (levels + 1) + 4, height = count * line + 6;
-    const x = (level) => 3 + level * column, y = (node) => 4 + row.get(node) * line;
+    const zoom = options.zoom,
+      wide = column - 14 * zoom,
+      high = BOX * zoom,
+      line = ROW * zoom;
+    const width = column * (levels + 1) + 4,
+      height = count * line + 6;
+    const x = (level) => 3 + level * column,
+      y = (node) => 4 + row.get(node) * line;
     const room = Math.floor((wide - 22 * zoom) / (6.7 * zoom));
     const level = (node) => (node === -1 ? 0 : node === "bonus" ? step.path.length + 1 : form.depth[node]);
-    const svg = make("svg.ds-tree", { width, height, viewBox: `0 0 ${width} ${height}`, role: "tree", "aria-label": `Draft tree of ${lane.label}: ${step.ids.length} nodes, ${step.path.length} accepted` });
-    const edges = { u: "", r: "", a: "" }, boxes = [];
+    const svg = make("svg.ds-tree", {
+      width,
+      height,
+      viewBox: `0 0 ${width} ${height}`,
+      role: "tree",
+      "aria-label": `Draft tree of ${lane.label}: ${step.ids.length} nodes, ${step.path.length} accepted`,
+    });
+    const edges = { u: "", r: "", a: "" },
+      boxes = [];
     const link = (from, to, kind) => {
-      const x0 = x(level(from)) + wide, y0 = y(from) + high / 2, x1 = x(level(to)), y1 = y(to) + high / 2, middle = (x0 + x1) / 2;
+      const x0 = x(level(from)) + wide,
+        y0 = y(from) + high / 2,
+        x1 = x(level(to)),
+        y1 = y(to) + high / 2,
+        middle = (x0 + x1) / 2;
       edges[kind] += y0 === y1 ? `M${x0} ${y0}H${x1}` : `M${x0} ${y0}H${middle}V${y1}H${x1}`;
     };
     const box = (node, id, kind) => {
-      const left = x(level(node)), top = y(node), round = kind === "a" || kind === "root" ? high / 2 : kind === "bonus" ? 0 : 2;
-      const group = make(`g.ds-node.is-${kind}`, { role: "treeitem", "aria-level": level(node) + 1, "aria-selected": node === options.node, "aria-label": label(lane, step, form, node), tabindex: node === options.node ? 0 : -1, "data-node": node });
+      const left = x(level(node)),
+        top = y(node),
+        round = kind === "a" || kind === "root" ? high / 2 : kind === "bonus" ? 0 : 2;
+      const group = make(`g.ds-node.is-${kind}`, {
+        role: "treeitem",
+        "aria-level": level(node) + 1,
+        "aria-selected": node === options.node,
+        "aria-label": label(lane, step, form, node),
+        tabindex: node === options.node ? 0 : -1,
+        "data-node": node,
+      });
       if (kind === "bonus") {
         const cut = 6 * zoom;
-        group.append(make("polygon.ds-box", { points: `${left + cut},${top} ${left + wide - cut},${top} ${left + wide},${top + high / 2} ${left + wide - cut},${top + high} ${left + cut},${top + high} ${left},${top + high / 2}` }));
+        group.append(
+          make("polygon.ds-box", {
+            points: `${left + cut},${top} ${left + wide - cut},${top} ${left + wide},${top + high / 2} ${left + wide - cut},${top + high} ${left + cut},${top + high} ${left},${top + high / 2}`,
+          }),
+        );
       } else group.append(make("rect.ds-box", { x: left, y: top, width: wide, height: high, rx: round }));
       const sign = kind === "root" ? "●" : kind === "bonus" ? "+" : SIGN[kind];
-      if (sign) group.append(make("text.ds-sign", { x: left + 9 * zoom, y: top + high * 0.68, "font-size": 11 * zoom, "text-anchor": "middle" }, sign));
-      group.append(make("text.ds-token", { x: left + (sign ? 17 : 8) * zoom, y: top + high * 0.68, "font-size": 11 * zoom }, visible(tokenText(lane, id), Math.max(3, sign ? room : room + 1))));
+      if (sign)
+        group.append(
+          make("text.ds-sign", { x: left + 9 * zoom, y: top + high * 0.68, "font-size": 11 * zoom, "text-anchor": "middle" }, sign),
+        );
+      group.append(
+        make(
+          "text.ds-token",
+          { x: left + (sign ? 17 : 8) * zoom, y: top + high * 0.68, "font-size": 11 * zoom },
+          visible(tokenText(lane, id), Math.max(3, sign ? room : room + 1)),
+        ),
+      );
       if (typeof node === "number" && node >= 0) {
         const length = wide - 12 * zoom;
-        group.append(make("rect.ds-q", { x: left + 6 * zoom, y: top + high, width: Math.max(0.5, length * step.q[node]), height: 2 * zoom }), make("rect.ds-p", { x: left + 6 * zoom, y: top + high + 2 * zoom, width: length * Math.min(1, step.p[node]), height: 2 * zoom }));
+        group.append(
+          make("rect.ds-q", { x: left + 6 * zoom, y: top + high, width: Math.max(0.5, length * step.q[node]), height: 2 * zoom }),
+          make("rect.ds-p", {
+            x: left + 6 * zoom,
+            y: top + high + 2 * zoom,
+            width: length * Math.min(1, step.p[node]),
+            height: 2 * zoom,
+          }),
+        );
       }
       boxes.push(group);
     };
@@ -141,14 +202,23 @@ draftscope.tree = (() => {
       }
     };
     walk(-1);
-    svg.append(make("path.ds-edge.is-u", { d: edges.u }), make("path.ds-edge.is-r", { d: edges.r }), make("path.ds-edge.is-a", { d: edges.a }), ...boxes);
+    svg.append(
+      make("path.ds-edge.is-u", { d: edges.u }),
+      make("path.ds-edge.is-r", { d: edges.r }),
+      make("path.ds-edge.is-a", { d: edges.a }),
+      ...boxes,
+    );
     return { svg, form, right: x(level("bonus")) + wide };
   }
 
   // ---- attention mask: what each row of the target's forward sees -------------------------------------------------
   function mask(lane, step) {
-    const size = step.ids.length + 1, cell = Math.max(3, Math.min(11, Math.floor(420 / (size + 3)))), left = cell * 3;
-    let on = "", own = "", old = "";
+    const size = step.ids.length + 1,
+      cell = Math.max(3, Math.min(11, Math.floor(420 / (size + 3)))),
+      left = cell * 3;
+    let on = "",
+      own = "",
+      old = "";
     for (let line = 0; line < size; line++) {
       old += `M0 ${line * cell}h${left - cell}v${cell - 1}h${cell - left}z`;
       for (let node = line - 1; node >= -1; node = node < 0 ? -2 : step.up[node]) {
@@ -158,20 +228,80 @@ draftscope.tree = (() => {
       }
     }
     const side = left + size * cell;
-    return make("figure.ds-mask", null,
-      make("svg", { width: side, height: size * cell, viewBox: `0 0 ${side} ${size * cell}`, role: "img", "aria-label": `Attention mask, ${size} rows: each sees the ${step.ctx} committed tokens, its ancestors and itself` },
-        make("rect.ds-mask-back", { x: left, y: 0, width: size * cell, height: size * cell }), make("path.ds-mask-old", { d: old }), make("path.ds-mask-on", { d: on }), make("path.ds-mask-own", { d: own })),
-      make("figcaption", null, `One target forward checks all ${size} rows (root, then ${step.ids.length} nodes). Each row sees the ${step.ctx} committed tokens (the strip at the left), its own ancestors and itself; not its siblings.`));
+    return make(
+      "figure.ds-mask",
+      null,
+      make(
+        "svg",
+        {
+          width: side,
+          height: size * cell,
+          viewBox: `0 0 ${side} ${size * cell}`,
+          role: "img",
+          "aria-label": `Attention mask, ${size} rows: each sees the ${step.ctx} committed tokens, its ancestors and itself`,
+        },
+        make("rect.ds-mask-back", { x: left, y: 0, width: size * cell, height: size * cell }),
+        make("path.ds-mask-old", { d: old }),
+        make("path.ds-mask-on", { d: on }),
+        make("path.ds-mask-own", { d: own }),
+      ),
+      make(
+        "figcaption",
+        null,
+        `One target forward checks all ${size} rows (root, then ${step.ids.length} nodes). Each row sees the ${step.ctx} committed tokens (the strip at the left), its own ancestors and itself; not its siblings.`,
+      ),
+    );
   }
 
   // ---- the table twin ---------------------------------------------------------------------------------------------
   function table(lane, step, form, chosen, pick) {
-    const head = ["node", "token", "parent", "depth", "rank", "draft p", "path p", "target p", ...(step.draw ? ["draw"] : []), "status"];
-    const line = (node) => make("tr", { "aria-selected": node === chosen, "data-node": node, onclick: () => pick(node) },
-      ...[node, visible(tokenText(lane, step.ids[node]), 24), step.up[node] < 0 ? "root" : step.up[node], form.depth[node], form.rank[node], probability(step.q[node]), probability(form.sure[node]), probability(step.p[node]),
-        ...(step.draw ? [probability(step.draw[node])] : [])].map((value) => make("td", null, String(value))), make(`td.is-${step.mark[node]}`, null, `${SIGN[step.mark[node]]} ${STATUS[step.mark[node]]}`.trim()));
-    return make("div.ds-table", { tabindex: 0, role: "region", "aria-label": `Nodes of ${lane.label} as a table` }, make("table", null, make("caption", null, `Root ${quoted(lane, step.root)}; accepted ${step.path.length}; bonus token ${quoted(lane, step.bonus)}`),
-      make("thead", null, make("tr", null, head.map((name) => make("th", { scope: "col" }, name)))), make("tbody", null, step.ids.map((_, node) => line(node)))));
+    const names = [
+      "node",
+      "token",
+      "parent",
+      "depth",
+      "rank",
+      "draft p",
+      "path p",
+      "target p",
+      ...(step.draw ? ["draw"] : []),
+      "status",
+    ];
+    const cells = (node) => [
+      visible(tokenText(lane, step.ids[node]), 24),
+      step.up[node] < 0 ? "root" : step.up[node],
+      form.depth[node],
+      form.rank[node],
+      probability(step.q[node]),
+      probability(form.sure[node]),
+      probability(step.p[node]),
+      ...(step.draw ? [probability(step.draw[node])] : []),
+    ];
+    const line = (node) => {
+      const status = `${SIGN[step.mark[node]]} ${STATUS[step.mark[node]]}`.trim();
+      const button = make(
+        "button",
+        {
+          type: "button",
+          "aria-pressed": String(node === chosen),
+          "aria-label": `Node ${node}`,
+          tabindex: node === chosen ? 0 : -1,
+        },
+        String(node),
+      );
+      return make(
+        "tr",
+        { "data-node": node, "data-chosen": node === chosen, onclick: () => pick(node) },
+        make("th", { scope: "row" }, button),
+        cells(node).map((value) => make("td", null, String(value))),
+        make(`td.is-${step.mark[node]}`, null, status),
+      );
+    };
+    const ended = `Root ${quoted(lane, step.root)}; accepted ${step.path.length}; bonus token ${quoted(lane, step.bonus)}`;
+    const head = names.map((name) => make("th", { scope: "col" }, name));
+    const body = step.ids.map((_, node) => line(node));
+    const all = [make("caption", null, ended), make("thead", null, make("tr", null, head)), make("tbody", null, body)];
+    return make("div.ds-table", null, make("table", null, all));
   }
 
   return { shape, draw, mask, table, decision, summary, label, end, STATUS, number };

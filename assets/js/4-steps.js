@@ -1,27 +1,102 @@
 // The selected step of every lane: tree, table or mask, the chosen node in words, and where the step's time went.
 draftscope.views.steps = (root) => {
   "use strict";
-  const { state, make, visible, pieces, tokenText, probability, ms, total, select, stepOf, emit, tree } = draftscope;
+  const { state, make, term, visible, pieces, tokenText, probability, ms, total, select, stepOf, emit, tree } = draftscope;
   const PHASES = ["draft", "verify", "accept", "commit", "record"];
   const rows = new Map();
-  let session = null, all = true;
+  let session = null,
+    all = true;
 
-  const choice = (name, options, change) => make("div.ds-choice", { role: "radiogroup", "aria-label": name }, options.map(([value, words], index) =>
-    make("label", null, make("input", { type: "radio", name: `ds-${name.replace(/\W/g, "")}`, value, checked: index === 0, onchange: () => change(value) }), make("span", null, words))));
-  const zoom = (words, name, by) => make("button.ds-button", { type: "button", "aria-label": name, onclick: () => ((state.zoom = by ? Math.min(1.8, Math.max(0.6, state.zoom * by)) : 1), emit("look")) }, words);
-  const tools = make("div.ds-tools", null,
-    choice("Show the step as", [["tree", "Tree"], ["table", "Table"], ["mask", "Mask"]], (value) => ((state.look = value), emit("look"))),
-    make("label.ds-check", null, make("input", { type: "checkbox", checked: true, onchange: (event) => ((all = event.target.checked), emit("look")) }), "unreached nodes"),
-    make("label.ds-check", null, make("input", { type: "checkbox", onchange: (event) => ((state.beside = event.target.checked), emit("look")) }), "side by side"),
-    make("div.ds-zoom", { role: "group", "aria-label": "Size of the trees" }, zoom("−", "Smaller", 1 / 1.2), zoom("1:1", "Original size", 0), zoom("+", "Larger", 1.2)),
-    make("div.ds-legend", null, ...[["a", "✓ accepted"], ["r", "× rejected"], ["u", "unreached"], ["bonus", "+ bonus"]].map(([kind, words]) => make(`span.ds-key.ds-mark.is-${kind}`, null, words)),
-      make("span.ds-key", null, make("span.ds-bar.q"), "draft p"), make("span.ds-key", null, make("span.ds-bar.p"), "target p")));
+  const choice = (name, options, change) =>
+    make(
+      "div.ds-choice",
+      { role: "radiogroup", "aria-label": name },
+      options.map(([value, words], index) =>
+        make(
+          "label",
+          null,
+          make("input", {
+            type: "radio",
+            name: `ds-${name.replace(/\W/g, "")}`,
+            value,
+            checked: index === 0,
+            onchange: () => change(value),
+          }),
+          make("span", null, words),
+        ),
+      ),
+    );
+  const zoom = (words, name, by) =>
+    make(
+      "button.ds-button",
+      {
+        type: "button",
+        "aria-label": name,
+        onclick: () => ((state.zoom = by ? Math.min(1.8, Math.max(0.6, state.zoom * by)) : 1), emit("look")),
+      },
+      words,
+    );
+  const tools = make(
+    "div.ds-tools",
+    null,
+    choice(
+      "Show the step as",
+      [
+        ["tree", "Tree"],
+        ["table", "Table"],
+        ["mask", "Mask"],
+      ],
+      (value) => ((state.look = value), emit("look")),
+    ),
+    make(
+      "label.ds-check",
+      null,
+      make("input", { type: "checkbox", checked: true, onchange: (event) => ((all = event.target.checked), emit("look")) }),
+      "unreached nodes",
+    ),
+    make(
+      "label.ds-check",
+      null,
+      make("input", { type: "checkbox", onchange: (event) => ((state.beside = event.target.checked), emit("look")) }),
+      "side by side",
+    ),
+    make(
+      "div.ds-zoom",
+      { role: "group", "aria-label": "Size of the trees" },
+      zoom("−", "Smaller", 1 / 1.2),
+      zoom("1:1", "Original size", 0),
+      zoom("+", "Larger", 1.2),
+    ),
+    make(
+      "div.ds-legend",
+      null,
+      ...[
+        ["a", "✓ ", "accepted"],
+        ["r", "× ", "rejected"],
+        ["u", "", "unreached"],
+        ["bonus", "+ ", "bonus token"],
+      ].map(([kind, sign, name]) =>
+        make("span.ds-key", null, make(`span.ds-mark.is-${kind}`, { "aria-hidden": "true" }, sign.trim() || " "), term(name)),
+      ),
+      make("span.ds-key", null, make("span.ds-bar.q"), term("draft p")),
+      make("span.ds-key", null, make("span.ds-bar.p"), term("target p")),
+    ),
+  );
   const list = make("div.ds-steps");
   root.append(tools, list);
 
   function row(lane) {
-    const heading = make("h4"), words = make("p.ds-summary"), scroll = make("div.ds-scroll", { tabindex: 0, role: "region", "aria-label": `Draft tree of ${lane.label}` }), detail = make("div.ds-detail"), time = make("div.ds-time");
-    const box = make("section.ds-step", { "data-method": lane.method }, make("header", null, make("span.ds-swatch", { "aria-hidden": "true" }), heading, words), make("div.ds-body", null, scroll, make("aside", { "aria-label": `Selected node of ${lane.label}` }, detail, time)));
+    const heading = make("h3"),
+      words = make("p.ds-summary"),
+      scroll = make("div.ds-scroll", { tabindex: 0, role: "region", "aria-label": `Draft tree of ${lane.label}` }),
+      detail = make("div.ds-detail"),
+      time = make("div.ds-time");
+    const box = make(
+      "section.ds-step",
+      { "data-method": lane.method },
+      make("header", null, make("span.ds-swatch", { "aria-hidden": "true" }), heading, words),
+      make("div.ds-body", null, scroll, make("aside", { "aria-label": `Selected node of ${lane.label}` }, detail, time)),
+    );
     scroll.addEventListener("click", (event) => {
       const hit = event.target.closest("[data-node]");
       if (hit && state.look === "tree") choose(lane.key, hit.dataset.node);
@@ -34,23 +109,32 @@ draftscope.views.steps = (root) => {
   const asNode = (text) => (text === "bonus" ? "bonus" : Number(text));
 
   function choose(key, node, focus) {
-    const lane = draftscope.lane(key), own = rows.get(key), index = stepOf(lane);
+    const lane = draftscope.lane(key),
+      own = rows.get(key),
+      index = stepOf(lane);
     own.node = { step: index, node: asNode(node) };
     select(key, index, own.node.node, lane.starts[index]);
-    if (focus) own.scroll.querySelector('[aria-selected="true"]')?.focus();
+    if (focus) own.scroll.querySelector('[aria-selected="true"], [aria-pressed="true"]')?.focus();
   }
 
   // Arrow keys inside a tree: right to the best child, left to the parent, up and down through the nodes as drawn.
   function walk(event, key) {
-    if (state.look !== "tree" || !["ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "Home", "End"].includes(event.key)) return;
-    const own = rows.get(key), lane = draftscope.lane(key), step = lane.steps[stepOf(lane)];
+    const keys = ["ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "Home", "End"];
+    if (state.look === "mask" || !keys.includes(event.key)) return;
+    const own = rows.get(key);
+    const lane = draftscope.lane(key);
+    const step = lane.steps[stepOf(lane)];
     const drawn = [...own.scroll.querySelectorAll("[data-node]")].map((node) => node.dataset.node);
-    const now = String(current(own, lane, step)), place = drawn.indexOf(now);
-    const parent = now === "bonus" ? tree.end(step) : now === "-1" ? -1 : step.up[now];
-    const child = step.up.findIndex((up, node) => String(up) === now && drawn.includes(String(node)));
-    const next = { ArrowRight: child >= 0 ? String(child) : now === String(tree.end(step)) ? "bonus" : now, ArrowLeft: String(parent), ArrowUp: drawn[place - 1], ArrowDown: drawn[place + 1], Home: drawn[0], End: drawn[drawn.length - 1] }[event.key];
+    const now = String(current(own, lane, step));
+    const place = drawn.indexOf(now);
+    const next = { ArrowUp: drawn[place - 1], ArrowDown: drawn[place + 1], Home: drawn[0], End: drawn[drawn.length - 1] };
+    if (state.look === "tree") {
+      const child = step.up.findIndex((up, node) => String(up) === now && drawn.includes(String(node)));
+      next.ArrowLeft = String(now === "bonus" ? tree.end(step) : now === "-1" ? -1 : step.up[now]);
+      next.ArrowRight = child >= 0 ? String(child) : now === String(tree.end(step)) ? "bonus" : now;
+    }
     event.preventDefault();
-    if (next !== undefined) choose(key, next, true);
+    if (next[event.key] !== undefined) choose(key, next[event.key], true);
   }
 
   // The node whose detail is shown: the chosen one, else the one that tells why acceptance ended.
@@ -64,23 +148,67 @@ draftscope.views.steps = (root) => {
 
   function detail(lane, step, form, node) {
     const id = node === -1 ? step.root : node === "bonus" ? step.bonus : step.ids[node];
-    const text = tokenText(lane, id), real = typeof node === "number" && node >= 0;
+    const text = tokenText(lane, id),
+      real = typeof node === "number" && node >= 0;
     const kind = node === -1 ? "root" : node === "bonus" ? "bonus" : step.mark[node];
     const facts = real
-      ? [["depth", form.depth[node]], ["rank", `${form.rank[node]} of ${form.children.get(step.up[node]).length}`], ["draft p", probability(step.q[node])], ["target p", probability(step.p[node])], ["path p", probability(form.sure[node])], ...(step.draw && step.draw[node] !== null ? [["draw", probability(step.draw[node])]] : [])]
+      ? [
+          ["depth", form.depth[node]],
+          ["rank", `${form.rank[node]} of ${form.children.get(step.up[node]).length}`],
+          ["draft p", probability(step.q[node])],
+          ["target p", probability(step.p[node])],
+          ["path p", probability(form.sure[node])],
+          ...(step.draw && step.draw[node] !== null ? [["draw", probability(step.draw[node])]] : []),
+        ]
       : [["depth", node === -1 ? 0 : step.path.length + 1]];
-    if (node === "bonus" && step.gap) facts.push(["runner-up", `“${visible(tokenText(lane, step.second[step.path.length]), 16)}”`], ["logit gap", step.gap[step.path.length].toFixed(2)]);
+    if (node === "bonus" && step.gap)
+      facts.push(
+        ["runner-up", `“${visible(tokenText(lane, step.second[step.path.length]), 16)}”`],
+        ["logit gap", step.gap[step.path.length].toFixed(2)],
+      );
     facts.push(["token id", id]);
-    return [make("div.ds-detail-head", null, make(`span.ds-mark.is-${kind}`, null, node === -1 ? "● root" : node === "bonus" ? "+ bonus token" : `${{ a: "✓", r: "×", u: "" }[kind]} ${tree.STATUS[kind]}`), make("span.ds-big", null, pieces(text, 60))),
-      make("p", null, tree.decision(lane, step, form, node)), make("dl", null, facts.map(([name, value]) => make("div", null, make("dt", null, name), make("dd", null, String(value)))))];
+    return [
+      make(
+        "div.ds-detail-head",
+        null,
+        make(
+          `span.ds-mark.is-${kind}`,
+          null,
+          node === -1 ? "● root" : node === "bonus" ? "+ bonus token" : `${{ a: "✓", r: "×", u: "" }[kind]} ${tree.STATUS[kind]}`,
+        ),
+        make("span.ds-big", null, pieces(text, 60)),
+      ),
+      make("p", null, tree.decision(lane, step, form, node)),
+      make(
+        "dl",
+        null,
+        facts.map(([name, value]) => make("div", null, make("dt", null, term(name)), make("dd", null, String(value)))),
+      ),
+    ];
   }
 
   // Bars of all lanes share one scale: the longest of the shown steps.
   function time(step, top) {
-    const parts = step.ms.map((value, phase) => make(`span.ds-time-part.ds-phase-${PHASES[phase]}`, { style: `width:${((100 * value) / top).toFixed(2)}%`, title: `${PHASES[phase]} ${ms(value)} ms` }));
-    const words = step.ms.map((value, phase) => [PHASES[phase], value]).filter(([, value]) => value > 0.005).map(([name, value]) => `${name} ${ms(value)}`).join(" · ");
+    const parts = step.ms.map((value, phase) =>
+      make(`span.ds-time-part.ds-phase-${PHASES[phase]}`, {
+        style: `width:${((100 * value) / top).toFixed(2)}%`,
+        title: `${PHASES[phase]} ${ms(value)} ms`,
+      }),
+    );
+    const words = step.ms
+      .map((value, phase) => [PHASES[phase], value])
+      .filter(([, value]) => value > 0.005)
+      .map(([name, value]) => `${name} ${ms(value)}`)
+      .join(" · ");
     const per = total(step) / Math.max(1, step.out);
-    return [make("div.ds-time-bar", { "aria-hidden": "true" }, parts), make("p.ds-time-words", null, `${ms(total(step))} ms: ${words}. For ${step.out} token${step.out === 1 ? "" : "s"}: ${ms(per)} ms each.`)];
+    return [
+      make("div.ds-time-bar", { "aria-hidden": "true" }, parts),
+      make(
+        "p.ds-time-words",
+        null,
+        `${ms(total(step))} ms: ${words}. For ${step.out} token${step.out === 1 ? "" : "s"}: ${ms(per)} ms each.`,
+      ),
+    ];
   }
 
   function update() {
@@ -91,41 +219,49 @@ draftscope.views.steps = (root) => {
       for (const lane of state.lanes) rows.set(lane.key, row(lane));
     }
     list.dataset.beside = state.beside;
-    const shown = state.lanes.filter((lane) => lane.steps.length);
-    const top = Math.max(1e-9, ...shown.map((lane) => total(lane.steps[stepOf(lane)])));
+    const shown = [];
     for (const lane of state.lanes) {
       const own = rows.get(lane.key);
       own.box.dataset.method = lane.method;
       own.box.dataset.focus = lane.key === state.focus;
       own.box.dataset.plain = lane.method === "autoregressive";
       own.box.hidden = !lane.steps.length;
-      if (!lane.steps.length) continue;
-      const index = stepOf(lane), step = lane.steps[index], form = tree.shape(step), node = current(own, lane, step);
-      own.heading.textContent = `${lane.label} · step ${index + 1} of ${lane.steps.length}`;
-      own.words.textContent = tree.summary(lane, step, form);
-      own.time.replaceChildren(...time(step, top));
-      own.detail.replaceChildren(...(lane.tree ? detail(lane, step, form, node) : []));
       own.scroll.hidden = !lane.tree;
-      if (!lane.tree) continue;
-      const moved = own.at !== `${index}/${state.look}/${state.zoom}`, scroll = own.scroll.scrollTop;
-      own.at = `${index}/${state.look}/${state.zoom}`;
-      if (state.look === "table") own.scroll.replaceChildren(tree.table(lane, step, form, node, (picked) => choose(lane.key, picked)));
-      else if (state.look === "mask") own.scroll.replaceChildren(tree.mask(lane, step));
-      else {
-        const drawn = tree.draw(lane, step, { all, width: own.scroll.clientWidth, zoom: state.zoom, node });
-        own.scroll.replaceChildren(drawn.svg);
-        if (moved) own.scroll.scrollLeft = Math.max(0, drawn.right - own.scroll.clientWidth + 8);
-        if (moved) own.scroll.scrollTop = 0;
-      }
-      if (!moved) own.scroll.scrollTop = scroll;
+      if (lane.steps.length) shown.push({ lane, own, index: stepOf(lane) });
     }
+    // measure everything, then draw everything, then scroll: two layouts, however many lanes there are
+    const seen = shown.map(({ own }) => ({ width: own.scroll.clientWidth, at: own.scroll.scrollTop }));
+    const top = Math.max(1e-9, ...shown.map(({ lane, index }) => total(lane.steps[index])));
+    shown.forEach((part, nth) => drawRow(part, top, seen[nth].width));
+    shown.forEach(({ own, index }, nth) => {
+      const place = `${index}/${state.look}/${state.zoom}`;
+      const wanted = own.at === place ? seen[nth].at : 0;
+      own.at = place;
+      if (wanted !== seen[nth].at || wanted) own.scroll.scrollTop = wanted;
+    });
   }
 
+  function drawRow({ lane, own, index }, top, width) {
+    const step = lane.steps[index];
+    const form = tree.shape(step);
+    const node = current(own, lane, step);
+    own.heading.textContent = `${lane.label} · step ${index + 1} of ${lane.steps.length}`;
+    own.words.textContent = tree.summary(lane, step, form);
+    own.time.replaceChildren(...time(step, top));
+    own.detail.replaceChildren(...(lane.tree ? detail(lane, step, form, node) : []));
+    if (!lane.tree) return;
+    const pick = (picked) => choose(lane.key, picked, true);
+    if (state.look === "table") own.scroll.replaceChildren(tree.table(lane, step, form, node, pick));
+    else if (state.look === "mask") own.scroll.replaceChildren(tree.mask(lane, step));
+    else own.scroll.replaceChildren(tree.draw(lane, step, { all, width, zoom: state.zoom, node }).svg);
+  }
+
+  // Redraws where the width changed, and when the tab comes into view (its width was 0).
   let width = 0;
   new ResizeObserver(([entry]) => {
     if (Math.abs(entry.contentRect.width - width) < 8) return;
     width = entry.contentRect.width;
-    if (state.info) update();
+    if (state.info && width) update();
   }).observe(root);
-  return () => state.info && update();
+  return () => state.info && (width || root.clientWidth) && update();
 };

@@ -1,0 +1,57 @@
+"""axe-core finds no serious or critical fault, in both themes, in every tab; nothing overflows at any width."""
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
+
+from tests.app.conftest import Server, opened
+
+TABS = ("Charts", "Race", "Lossless", "Why HASS, why KOALA", "Runs")
+
+
+def faults(page: Page) -> list[str]:
+    found = Axe().run(page).response["violations"]
+    return [f"{fault['id']}: {fault['nodes'][0]['html'][:120]}" for fault in found if fault["impact"] in ("serious", "critical")]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_no_serious_fault_in_any_tab(browser: Browser, server: Server, dark: bool) -> None:
+    for page in opened(browser, server.url, dark=dark):
+        assert page.evaluate("document.body.classList.contains('dark')") is dark
+        assert faults(page) == []
+        page.get_by_text("Table", exact=True).click()
+        page.click("#ds-settings button")
+        assert faults(page) == []
+        for name in TABS:
+            page.get_by_role("tab", name=name).click()
+            page.wait_for_timeout(600)
+            assert faults(page) == [], name
+        page.get_by_role("button", name="Two-minute tour").click()
+        assert faults(page) == []
+
+
+@pytest.mark.parametrize("width", [360, 390, 720, 1024, 1440, 2000])
+def test_nothing_is_wider_than_the_window(browser: Browser, server: Server, width: int) -> None:
+    for page in opened(browser, server.url, width=width):
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        cut = page.evaluate(
+            """() => [...document.querySelectorAll('.ds-lane h2, .ds-figures dd, .ds-state, .ds-strip-text, .ds-readout, .ds-equal')]
+              .filter(part => part.scrollWidth > part.clientWidth + 1 && getComputedStyle(part).display !== 'inline')
+              .map(part => part.textContent)"""
+        )
+        assert cut == []
+
+
+def test_live_regions_say_start_and_end_only(page: Page) -> None:
+    page.evaluate(
+        """() => {
+          window.said = [];
+          const node = document.getElementById('ds-status');
+          new MutationObserver(() => said.push(node.textContent)).observe(node, { childList: true, characterData: true, subtree: true });
+        }"""
+    )
+    before = page.evaluate("draftscope.state.session")
+    page.click("#ds-run")
+    page.wait_for_function("b => draftscope.state.session !== b && !draftscope.state.info.running", arg=before, timeout=60_000)
+    said = page.evaluate("said")
+    assert len(said) == 2 and said[0] == "Run started." and said[1].startswith("Run ended: Plain decoding: done, ")

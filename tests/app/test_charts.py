@@ -1,0 +1,63 @@
+"""Charts and panels: honest axes, words about these runs, escaped tokens."""
+
+import pytest
+
+from app.charts import CHARTS, draw_all
+from app.lossless import lossless_panel
+from app.papers import papers_panel
+from app.why import WHY, draw_why, means_by_depth
+from decoding.records import Run
+from tests.app.made_up import long_run
+
+
+@pytest.fixture(scope="module")
+def runs() -> list[Run]:
+    return [long_run(None), long_run("a")]
+
+
+@pytest.mark.parametrize("dark", [False, True])
+def test_every_chart_starts_at_zero_and_says_something(runs: list[Run], dark: bool) -> None:
+    charts = draw_all(runs, dark)
+    assert len(charts) == len(CHARTS)
+    for chart in charts:
+        figure = chart.figure.to_plotly_json()
+        axes = [value for name, value in figure["layout"].items() if name.startswith("yaxis")]
+        assert all(axis["rangemode"] == "tozero" or axis["range"][0] == 0 for axis in axes)
+        assert figure["layout"]["paper_bgcolor"] == "rgba(0,0,0,0)"
+        assert chart.words.endswith(".") and "HASS" in chart.words
+
+
+def test_why_measures_break_even_on_these_runs(runs: list[Run]) -> None:
+    charts = dict(zip(WHY, draw_why(runs, False), strict=True))
+    # 25 ms for 3 tokens against 21 ms for 1: a step costs 1.19 plain steps
+    assert "a step costs 1.19 plain steps and gives 3.00 tokens, so 2.52× as fast" in charts["Does it pay? Gain against cost"].words
+    assert "do not hold it" in charts["Drift of the draft's features"].words
+
+
+def test_charts_of_nothing_are_empty_and_do_not_fail() -> None:
+    assert all(not chart.figure.data or chart.words is not None for chart in draw_all([], False))
+    assert len(draw_why([], True)) == len(WHY)
+
+
+def test_means_by_depth_leave_out_what_was_hardly_seen(runs: list[Run]) -> None:
+    steps = [step.model_copy(update={"overlap": [0.5, 0.25] if step.index < 2 else [0.5]}) for step in runs[1].steps]
+    assert means_by_depth(runs[1].model_copy(update={"steps": steps}), "overlap") == [0.5, None]
+
+
+def test_lossless_panel_says_equal_or_where_and_why(runs: list[Run]) -> None:
+    plain, head = runs
+    # not the same text: the made-up lanes differ at their second token
+    told = lossless_panel([plain, head])
+    assert "differs at token" in told and "this lane" in told
+    evil = dict.fromkeys(range(250), "<img src=x onerror=alert(1)>")
+    told = lossless_panel([plain.model_copy(update={"token_texts": evil}), head.model_copy(update={"token_texts": evil})])
+    assert "<img" not in told and "&lt;img" in told
+    assert "not compared" in lossless_panel([head])
+    sampled = [run.model_copy(update={"settings": run.settings.model_copy(update={"temperature": 0.7})}) for run in runs]
+    assert "same distribution" in lossless_panel(sampled)
+
+
+def test_papers_panel_names_source_and_hardware(runs: list[Run]) -> None:
+    told = papers_panel(runs)
+    for part in ("2408.15766", "H800", "2503.01840", "RTX 3090", "2408.08146", "made up"):
+        assert part in told

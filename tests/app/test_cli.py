@@ -1,0 +1,48 @@
+"""`python app.py` and `python -m app.record`: help, and mistakes told in one line with exit code 2."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_help() -> None:
+    told = run("app.py", "--help")
+    assert told.returncode == 0
+    for option in ("--target", "--head", "--device", "--dtype", "--host", "--port", "--allow-custom-models"):
+        assert option in told.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--port", "none"), "--port"),
+        (("--port", "700000"), "port 700000"),
+        (("--target", "no-such-folder"), "unknown target 'no-such-folder'"),
+        (("--device", "tpu"), "unknown device 'tpu'"),
+        (("--dtype", "int3"), "unknown dtype 'int3'"),
+        (("--colour", "red"), "--colour"),
+    ],
+)
+def test_mistakes_end_in_one_line(arguments: tuple[str, ...], words: str) -> None:
+    told = run("app.py", *arguments)
+    assert told.returncode == 2
+    assert words in told.stderr and len(told.stderr.strip().splitlines()) == 1
+
+
+def test_a_head_that_does_not_fit_is_told() -> None:
+    golden = ROOT / "tests" / "golden"
+    told = run("app.py", "--target", str(golden / "tiny_base"), "--head", str(golden / "tiny_base"))
+    assert told.returncode == 2 and "Traceback" not in told.stderr
+
+
+def test_recording_with_a_wrong_target_is_told() -> None:
+    told = run("-m", "app.record", "--target", "no-such-folder")
+    assert told.returncode == 2 and "unknown target" in told.stderr and "Traceback" not in told.stderr
