@@ -26,7 +26,6 @@ def test_help() -> None:
         (("--port", "none"), "--port"),
         (("--port", "700000"), "port 700000"),
         (("--target", "no-such-folder"), "unknown target 'no-such-folder'"),
-        (("--device", "tpu"), "unknown device 'tpu'"),
         (("--dtype", "int3"), "unknown dtype 'int3'"),
         (("--colour", "red"), "--colour"),
     ],

@@ -43,7 +43,7 @@ def test_scrubbing_moves_lanes_trees_and_times_together(page: Page) -> None:
     slider.fill("4")
     expect(page.locator(".ds-readout")).to_contain_text("step 4 of")
     focus = page.locator('.ds-step[data-focus="true"]')
-    expect(focus.locator("h4")).to_contain_text("step 4 of")
+    expect(focus.locator("h3")).to_contain_text("step 4 of")
     expect(page.locator('.ds-lane[data-focus="true"] .ds-capsule.on')).to_have_attribute("data-step", "3")
     page.click(".ds-button[aria-label='Next step']")
     expect(page.locator(".ds-readout")).to_contain_text("step 5 of")
