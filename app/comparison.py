@@ -5,7 +5,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from app.models import Models
-from app.view import LaneView, Message, State, Tally, empty_lane, lane_of, run_state, settings_line, step_view, used_ids, where_line
+from app.view import (
+    LaneView,
+    Message,
+    State,
+    Tally,
+    empty_lane,
+    head_facts,
+    lane_of,
+    run_state,
+    settings_line,
+    step_view,
+    used_ids,
+    where_line,
+)
 from decoding.errors import DraftscopeError
 from decoding.metrics import Metrics, measure
 from decoding.records import AUTOREGRESSIVE, Run, Settings, Step
@@ -49,7 +62,7 @@ class Comparison:
     """The lanes of one request. Iterating it runs them: a Message at most ten times a second, page-sized; `runs` are
     the records, finished or cut short. No work of the page falls into a timed phase: the engine stands still meanwhile."""
 
-    def __init__(self, models: Models, request: Request, cancelled: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, models: Models, request: Request, cancelled: Callable[[], bool] = lambda: False, note: str = "") -> None:
         self.models, self.request, self.cancelled = models, request, cancelled
         labels = {offer.source: offer for offer in models.offers(request.target)}
         self.lanes = []
@@ -59,7 +72,7 @@ class Comparison:
             key = f"{index}:{source}"
             head = None if source == AUTOREGRESSIVE else source
             self.lanes.append(Lane(key, source, empty_lane(key, offer.method if offer else "other", head, "waiting", sampled)))
-        self.note, self.failed, self.running, self.where = "", False, True, ""
+        self.note, self.failed, self.running, self.where = note, False, True, ""
         self.plain: Metrics | None = None
 
     @property
@@ -83,17 +96,21 @@ class Comparison:
 
     def _prepare(self) -> Iterator[Message]:
         """Load what is missing, refuse what can't work before any lane runs."""
-        request = self.request
+        request, self.note = self.request, ""
         self.models.check(request.target, list(request.methods))
         if not self.models.ready(request.target):
             self._set_all("loading")
             yield self.message()
         target = self.models.target(request.target)
+        from decoding.engine import environment  # torch: imported when it is needed, not before the first view
+
         for lane in self.lanes:
             head = self.models.head(lane.source, target)
             request.settings.resolved(head.tree if head else None)
             if head is not None:
                 lane.view.update(empty_lane(lane.key, head.info.method, head.name, "loading", lane.view["sampled"]))
+                lane.view["facts"] = head_facts(head.info, request.settings.resolved(head.tree).tree)
+        self.where = where_line(target.name, environment(target))
         self._set_all("waiting")
         yield self.message()
 
@@ -135,7 +152,6 @@ class Comparison:
             self.plain = measure(lane.run)
         plain = next((other.run for other in self.lanes if other.run is not None and other.run.head is None), None)
         lane.view = lane_of(lane.run, lane.key, plain)
-        self.where = where_line(lane.run)
         yield self.message(whole_lane=lane)
 
     def _set_all(self, state: State) -> None:

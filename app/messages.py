@@ -13,9 +13,13 @@ def pack(message: Message, **more: Any) -> str:
     return json.dumps({**message, **more}, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
-def refusal(text: str) -> str:
-    """A packed message that shows an error above the lanes that are there; never the same twice, so that it always arrives."""
-    return json.dumps({"kind": "keep", "note": text, "failed": True, "nonce": secrets.token_hex(4)})
+def refusal(text: str, failed: bool = True, ended: bool = False) -> str:
+    """A packed message that shows a text above the lanes that are there; never the same twice, so that it always arrives.
+
+    Args:
+        ended: what was waiting or running is over.
+    """
+    return json.dumps({"kind": "keep", "note": text, "failed": failed, "ended": ended, "nonce": secrets.token_hex(4)})
 
 
 def notice(text: str) -> Message:

@@ -24,6 +24,7 @@ from decoding.records import Run, Settings
 DEVICE = "device"  # one queue for all work on the device
 QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 MAX_LANES = 4
+BUSY = "A run is going on here: stop it first, or wait until it has ended."
 
 
 def read_settings(values: Sequence[object]) -> Settings:
@@ -85,10 +86,27 @@ class _Handlers:
             if not prompt.strip():
                 raise UsageError("the prompt is empty: type something for the target to answer, or pick an example")
             self.models.check(target, methods)
-            read_settings(values)
+            settings = read_settings(values)
         except UsageError as error:
             return {parts.token: "", parts.lanes: refusal(str(error))}
-        return {parts.token: self.requests.open(), parts.run: gr.Button(interactive=False), parts.stop: gr.Button(interactive=True)}
+        token = self.requests.open()
+        others = self.requests.waiting(token)
+        note = f"Waiting for the device: {others} earlier request{'s' if others > 1 else ''}." if others else ""
+        lanes = Comparison(self.models, Request(prompt, tuple(methods), target, settings, token), note=note)
+        return {
+            parts.token: token,
+            parts.lanes: pack(lanes.message()),
+            parts.run: gr.Button(interactive=False),
+            parts.stop: gr.Button(interactive=True),
+        }
+
+    def stop(self, token: str) -> dict:
+        """Stop the request: within a step where it runs, at once where it still waits."""
+        parts = self.parts
+        if not self.requests.stop(token):
+            return {parts.token: token}
+        message = refusal("Stopped before it began.", failed=False, ended=True)
+        return {parts.lanes: message, parts.run: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
 
     def run_lanes(self, token: str, prompt: str, target: str, methods: list[str], *values: object) -> Iterator[dict]:
         """Run the lanes; the page gets a message at most ten times a second."""
@@ -110,7 +128,7 @@ class _Handlers:
                 yield {parts.lanes: pack(message), **({} if message["running"] else idle)}
         except Exception as error:  # the last net: whatever broke is said on the page, and the page stays usable
             traceback.print_exc()
-            yield {parts.lanes: refusal(f"unexpected failure: {type(error).__name__}: {error}"), **idle}
+            yield {parts.lanes: refusal(f"unexpected failure: {type(error).__name__}: {error}", ended=True), **idle}
         finally:
             self.requests.close(token, runs)
 
@@ -122,10 +140,12 @@ class _Handlers:
         return {self.panels.gallery: None, **filled(self.panels, runs, token, dark, self.downloads)}
 
     # ---- recorded and uploaded runs ----------------------------------------------------------------------------------
-    def open_recording(self, name: str | None, dark: bool, address: Address | None = None) -> dict:
+    def open_recording(self, token: str, name: str | None, dark: bool, address: Address | None = None) -> dict:
         """Show a recording, in the lanes and in the tabs."""
         if not name:
             return {self.parts.lanes: gr.skip()}
+        if self.requests.active(token):
+            return {self.parts.lanes: refusal(BUSY), self.panels.gallery: None}
         try:
             if name not in self.shipped:
                 raise UsageError(f"no recorded run is called {name[:60]!r}: there are {', '.join(self.shipped)}")
@@ -136,8 +156,10 @@ class _Handlers:
         out: dict = {self.parts.lanes: pack(message, **chosen), self.parts.prompt: message["prompt"]}
         return {**out, **filled(self.panels, runs, message["session"], dark, self.downloads)}
 
-    def open_upload(self, files: list[str] | None, dark: bool) -> dict:
+    def open_upload(self, token: str, files: list[str] | None, dark: bool) -> dict:
         """Check uploaded records and show them."""
+        if self.requests.active(token):
+            return {self.parts.lanes: refusal(BUSY)}
         try:
             runs = load_uploaded(list(files or []))
         except DraftscopeError as error:
@@ -160,7 +182,7 @@ class _Handlers:
         except UsageError as error:
             address, out = Address(), {parts.lanes: refusal(str(error))}
         name = address.run or next(iter(self.shipped), None)
-        shown = self.open_recording(name, dark, address)
+        shown = self.open_recording("", name, dark, address)
         if parts.lanes in out or not (address.run or address.lane or address.step):
             shown.pop(parts.lanes, None)  # the opening view is there already
         if not address.run:
@@ -198,9 +220,9 @@ class _Handlers:
             show_progress="hidden",
             api_visibility="private",
         ).then(self.draw_finished, [parts.token, parts.dark], [panels.gallery, *panels.outputs()], **QUIET)
-        parts.stop.click(self.requests.stop, parts.token, None, **QUIET)
-        panels.gallery.input(self.open_recording, [panels.gallery, parts.dark], everything, **QUIET)
-        panels.upload.upload(self.open_upload, [panels.upload, parts.dark], everything, **QUIET)
+        parts.stop.click(self.stop, parts.token, [parts.token, parts.lanes, parts.run, parts.stop], **QUIET)
+        panels.gallery.input(self.open_recording, [parts.token, panels.gallery, parts.dark], everything, **QUIET)
+        panels.upload.upload(self.open_upload, [parts.token, panels.upload, parts.dark], everything, **QUIET)
         for button, example in parts.examples:
             button.click(lambda text=example.prompt: text, None, parts.prompt, **QUIET)
         gr.on([field.change for field in parts.settings[-3:]], pool_line, parts.settings[-3:], parts.pool, **QUIET)

@@ -59,7 +59,7 @@ def _measured(runs: Sequence[Run]) -> str:
         told = figures(run, plain if plain is not None and fair(run, plain) else None)
         speed = "1.00" if run.head is None else "–" if told["speedup"] is None else f"{told['speedup']:.2f}"
         rows.append((run.target, lane_label(run.method, run.head), speed, "–" if told["tau"] is None else f"{told['tau']:.2f}"))
-    return _table(f"{where_line(runs[0])}; one prompt" if runs else "nothing", rows)
+    return _table(f"{where_line(runs[0].target, runs[0].environment)}; one prompt" if runs else "nothing", rows)
 
 
 def _table(caption: str, rows: Sequence[tuple]) -> str:

@@ -36,9 +36,18 @@ class Requests:
     def active(self, token: str) -> bool:
         return token in self._events
 
-    def stop(self, token: str) -> None:
+    def waiting(self, token: str) -> int:
+        """How many other requests have not ended."""
+        return len(self._events.keys() - {token})
+
+    def stop(self, token: str) -> bool:
+        """Stop a request; True where it had not begun: it is gone then, at once."""
+        if token in self._events and token not in self._claimed:
+            del self._events[token]
+            return True
         if token in self._events:
             self._events[token].set()
+        return False
 
     def stopped(self, token: str) -> bool:
         event = self._events.get(token)

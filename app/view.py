@@ -10,7 +10,7 @@ from typing import Literal, NotRequired, TypedDict
 
 from app.methods import lane_label, method
 from decoding.metrics import Lossless, Metrics, lossless, measure, speed_up
-from decoding.records import Run, Settings, Step
+from decoding.records import Environment, HeadInfo, Run, Settings, Step, TreeShape
 
 State = Literal["waiting", "loading", "running", "done", "stopped", "failed"]
 MARKS = {"accepted": "a", "rejected": "r", "unreached": "u"}
@@ -306,23 +306,23 @@ def settings_line(settings: Settings) -> str:
     return ", ".join(parts)
 
 
+def head_facts(info: HeadInfo, tree: TreeShape) -> str:
+    """The size of a head and the tree that it drafts."""
+    layers = f"{info.layers} layer{'s' if info.layers > 1 else ''}"
+    return f"{layers}, {info.parameters / 1e6:.1f} M parameters; tree: depth {tree.depth}, top-k {tree.top_k}, {tree.nodes} nodes"
+
+
 def facts_line(run: Run) -> str:
     """What a lane ran with: the head's size, the tree as used, the memory at most."""
-    parts = []
-    if run.head_info is not None:
-        layers = run.head_info.layers
-        parts.append(f"{layers} layer{'s' if layers > 1 else ''}, {run.head_info.parameters / 1e6:.1f} M parameters")
-        tree = run.settings.tree
-        parts.append(f"tree: depth {tree.depth}, top-k {tree.top_k}, {tree.nodes} nodes")
+    parts = [head_facts(run.head_info, run.settings.tree)] if run.head_info is not None else []
     if run.peak_memory_bytes:
         parts.append(f"memory {run.peak_memory_bytes / 2**30:.2f} GiB")
     return "; ".join(parts)
 
 
-def where_line(run: Run) -> str:
-    """The target and the hardware that a run was measured on."""
-    environment = run.environment
-    parts = [run.target, environment.dtype, environment.machine or environment.device]
+def where_line(target: str, environment: Environment) -> str:
+    """The target and the hardware that a run is measured on."""
+    parts = [target, environment.dtype, environment.machine or environment.device]
     if environment.device.startswith("cpu"):
         parts.append(f"{environment.threads} thread{'s' if environment.threads > 1 else ''}")
     else:
@@ -340,7 +340,7 @@ def session_of(runs: list[Run], session: str, kind: Literal["live", "recorded", 
         "kind": kind,
         "title": title,
         "prompt": runs[0].prompt_text,
-        "where": where_line(runs[0]) + (f" · {created}" if created and kind != "live" else ""),
+        "where": where_line(runs[0].target, runs[0].environment) + (f" · {created}" if created and kind != "live" else ""),
         "settings": settings_line(runs[0].settings),
         "note": "",
         "failed": False,

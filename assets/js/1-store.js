@@ -136,8 +136,9 @@ window.draftscope = (() => {
     const message = JSON.parse(text);
     const before = state.info;
     if (message.kind === "keep" && before) {
-      // a refused request: the lanes stay as they are
-      state.info = { ...before, note: message.note, failed: message.failed };
+      // refused, or stopped before it began: the lanes stay
+      if (message.ended) for (const lane of state.lanes) if (["waiting", "loading", "running"].includes(lane.state)) lane.state = "stopped";
+      state.info = { ...before, running: before.running && !message.ended, note: message.note, failed: message.failed };
       announce(before, state.info, false);
       return emit("data");
     }

@@ -12,6 +12,13 @@ draftscope.views.lanes = (root) => {
     failed: "failed",
   };
   const ENDED = { stop: " · ended by itself", length: " · ended at the token limit", cancelled: " · stopped", error: " · failed" };
+  const EMPTY = {
+    waiting: "Its turn comes: the lanes run one after the other, so that none slows another.",
+    loading: "Loading and warming up. The first run takes a few seconds longer.",
+    running: "Reading the prompt …",
+    stopped: "Stopped before its first token.",
+    failed: "Nothing was made.",
+  };
   const PHASES = ["draft", "verify", "accept", "commit", "record"];
   const cards = new Map();
   let session = null;
@@ -101,12 +108,15 @@ draftscope.views.lanes = (root) => {
         box_ = strip.getBoundingClientRect();
       select(lane.key, Math.floor(((event.clientX - box_.left) / box_.width) * own.steps.length));
     });
+    const empty = make("span.ds-empty");
+    text.append(empty);
     const now = make("rect.ds-now"),
       paths = PHASES.map((name) => make(`path.ds-phase-${name}`));
     strip.append(now, ...paths);
     grid.append(box);
     return {
       box,
+      empty,
       now,
       paths,
       bars: PHASES.map(() => ""),
@@ -245,7 +255,8 @@ draftscope.views.lanes = (root) => {
       own.heading.textContent = lane.label;
       own.about.replaceChildren(lane.about, make("span.ds-facts", null, lane.facts));
       own.state.textContent = STATE[lane.state];
-      own.speed.textContent = plain ? "1.00×" : lane.figures.speedup === null ? "–" : `${number(lane.figures.speedup)}×`;
+      own.speed.textContent =
+        plain && lane.figures.tps ? "1.00×" : lane.figures.speedup === null ? "–" : `${number(lane.figures.speedup)}×`;
       own.rate.textContent = number(lane.figures.tps, lane.figures.tps >= 100 ? 0 : 1);
       own.tau.textContent = number(lane.figures.tau);
       own.equal.textContent = lane.error || equality(lane);
@@ -253,6 +264,7 @@ draftscope.views.lanes = (root) => {
       own.stripText.textContent = lane.steps.length
         ? `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}`
         : "";
+      own.empty.textContent = lane.steps.length ? "" : EMPTY[lane.state] || "";
       growText(lane, own);
       drawStrip(lane, own, top);
     }

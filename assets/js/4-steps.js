@@ -225,9 +225,9 @@ draftscope.views.steps = (root) => {
       own.box.dataset.method = lane.method;
       own.box.dataset.focus = lane.key === state.focus;
       own.box.dataset.plain = lane.method === "autoregressive";
-      own.box.hidden = !lane.steps.length;
-      own.scroll.hidden = !lane.tree;
-      if (lane.steps.length) shown.push({ lane, own, index: stepOf(lane) });
+      own.scroll.hidden = lane.method === "autoregressive";
+      if (!lane.steps.length) blank(lane, own);
+      else shown.push({ lane, own, index: stepOf(lane) });
     }
     // measure everything, then draw everything, then scroll: two layouts, however many lanes there are
     const seen = shown.map(({ own }) => ({ width: own.scroll.clientWidth, at: own.scroll.scrollTop }));
@@ -239,6 +239,16 @@ draftscope.views.steps = (root) => {
       own.at = place;
       if (wanted !== seen[nth].at || wanted) own.scroll.scrollTop = wanted;
     });
+  }
+
+  // Before the first step the row keeps its place, so that nothing jumps when the step arrives.
+  function blank(lane, own) {
+    own.heading.textContent = lane.label;
+    own.words.textContent = "No step yet.";
+    own.scroll.replaceChildren();
+    own.detail.replaceChildren();
+    own.time.replaceChildren();
+    own.at = null;
   }
 
   function drawRow({ lane, own, index }, top, width) {

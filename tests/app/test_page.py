@@ -1,8 +1,11 @@
 """The page driven in a real browser: opening, running, scrubbing, stopping, errors."""
 
-from playwright.sync_api import Page, expect
+import pytest
+from playwright.sync_api import Browser, Page, expect
 
-from tests.app.conftest import Server
+from decoding import DraftscopeError
+from heads.session import FeatureSession
+from tests.app.conftest import Server, opened
 
 
 def states(page: Page) -> list[str]:
@@ -98,3 +101,35 @@ def test_server_has_no_public_endpoint_but_the_documented_ones(server: Server, p
     told = page.request.get(server.url + "gradio_api/info").json()
     assert set(told["named_endpoints"]) <= {"/compare", "/methods", "/targets"}
     assert not told["unnamed_endpoints"]
+
+
+def test_a_second_visitor_waits_is_told_so_and_can_stop_at_once(browser: Browser, server: Server, slow_target: None) -> None:
+    for first in opened(browser, server.url):
+        first.click("#ds-run")
+        expect(first.locator(".ds-lane[data-state=running] .ds-chip").nth(3)).to_be_attached(timeout=30_000)
+        for second in opened(browser, server.url):
+            second.click("#ds-run")
+            expect(second.get_by_role("alert")).to_contain_text("Waiting for the device: 1 earlier request.")
+            assert states(second) == ["waiting"] * 3
+            second.click("#ds-stop")
+            expect(second.get_by_role("alert")).to_contain_text("Stopped before it began.")
+            assert states(second) == ["stopped"] * 3
+            expect(second.locator("#ds-run")).to_be_enabled()
+        first.click("#ds-stop")
+        first.wait_for_function("!draftscope.state.info.running", timeout=5_000)
+
+
+def test_a_lane_that_fails_says_why_and_the_others_go_on(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
+    propose = FeatureSession.propose
+
+    def fails(self: FeatureSession, *arguments: object) -> object:
+        if self.head.name == "eagle" and self.stable > 20:
+            raise DraftscopeError("the head broke")
+        return propose(self, *arguments)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(FeatureSession, "propose", fails)
+    run_to_end(page)
+    assert states(page) == ["finished", "failed", "finished"]
+    lane = page.locator(".ds-lane[data-method=eagle]")
+    expect(lane.locator(".ds-equal")).to_contain_text("the head broke")
+    assert lane.locator(".ds-chip").count() > 5  # what was made is kept
