@@ -38,10 +38,10 @@ class Drawn:
 
 
 class Look:
-    """Plotly's template for one theme: transparent paper, quiet grid, the reader's own font."""
+    """Plotly's template for one theme and width: transparent paper, quiet grid, the reader's own font."""
 
-    def __init__(self, dark: bool) -> None:
-        self.dark = dark
+    def __init__(self, dark: bool, narrow: bool = False) -> None:
+        self.dark, self.narrow = dark, narrow
         self.ink = "#f0f2f5" if dark else "#101828"
         self.quiet = "#b6c0ce" if dark else "#475467"
         self.grid = "#2c3441" if dark else "#e4e7ec"
@@ -100,9 +100,8 @@ def drawn(runs: Sequence[Run], look: Look) -> list[Drawn]:
     return [Drawn(run, measure(run), lane_label(run.method, run.head), look.colour(method(run.method))) for run in runs if run.steps]
 
 
-def draw_all(runs: Sequence[Run], dark: bool) -> list[Chart]:
+def draw_all(runs: Sequence[Run], look: Look) -> list[Chart]:
     """The five charts of a set of lanes, in the order of CHARTS."""
-    look = Look(dark)
     lanes = drawn(runs, look)
     return [draw(lanes, look) for draw in CHARTS.values()]
 
@@ -160,7 +159,7 @@ def tokens_over_time(lanes: list[Drawn], look: Look) -> Chart:
         template = f"%{{y}} tokens after %{{x:.2f}} s<extra>{lane.name}</extra>"
         figure.add_scatter(x=times, y=counts, name=lane.name, mode="lines", line=line, hovertemplate=template)
     look.finish(figure, 320)
-    figure.update_xaxes(title_text="seconds of the run's own clock (prefill included)", rangemode="tozero")
+    figure.update_xaxes(title_text="seconds, prefill included", rangemode="tozero")
     figure.update_yaxes(title_text="tokens")
     ranked = sorted((lane for lane in lanes if lane.figures.tokens_per_second), key=lambda lane: -(lane.figures.tokens_per_second or 0))
     parts = [f"{lane.name} emits {lane.figures.tokens_per_second:.1f} tokens/s" for lane in ranked]
@@ -179,7 +178,7 @@ def histogram(lanes: list[Drawn], look: Look) -> Chart:
         template = f"%{{y:.0%}} of the steps accept %{{x}}<extra>{lane.name}</extra>"
         figure.add_bar(x=lengths, y=[counts.get(n, 0) / total for n in lengths], name=lane.name, marker=marker, hovertemplate=template)
     look.finish(figure, 320, barmode="group")
-    figure.update_xaxes(title_text="drafted tokens accepted in a step (bonus not counted)", dtick=1)
+    figure.update_xaxes(title_text="accepted tokens in a step, bonus not counted", dtick=1)
     figure.update_yaxes(title_text="share of the steps", tickformat=".0%")
     parts = []
     for lane in heads:
@@ -192,18 +191,30 @@ def histogram(lanes: list[Drawn], look: Look) -> Chart:
     return Chart(figure, sentence(parts) or NO_HEAD)
 
 
+def panels(titles: Sequence[str], look: Look) -> go.Figure:
+    """Panels side by side, or one below the other where there is no room."""
+    if look.narrow:
+        return make_subplots(rows=len(titles), cols=1, vertical_spacing=0.16, subplot_titles=titles)
+    return make_subplots(rows=1, cols=len(titles), horizontal_spacing=0.08, subplot_titles=titles)
+
+
+def place(number: int, look: Look) -> dict[str, int]:
+    """Row and column of a panel, counted from 1."""
+    return {"row": number, "col": 1} if look.narrow else {"row": 1, "col": number}
+
+
 def by_depth(lanes: list[Drawn], look: Look) -> Chart:
     """Acceptance at each depth: of all steps, and given that the depth before was accepted (n-alpha)."""
     titles = ["of all steps", "if the depth before was (n-alpha)"]
-    figure = make_subplots(rows=1, cols=2, shared_yaxes=True, horizontal_spacing=0.04, subplot_titles=titles)
+    figure = panels(titles, look)
     heads = [lane for lane in lanes if lane.with_head]
     for index, lane in enumerate(heads):
-        for column, values in ((1, lane.figures.acceptance_by_depth), (2, lane.figures.conditional_acceptance)):
+        for number, values in ((1, lane.figures.acceptance_by_depth), (2, lane.figures.conditional_acceptance)):
             figure.add_scatter(
-                x=list(range(1, len(values) + 1)), y=values, legendgroup=lane.name, showlegend=column == 1, **marked(lane, index),
-                hovertemplate=f"depth %{{x}}: %{{y:.0%}}<extra>{lane.name}</extra>", row=1, col=column,
+                x=list(range(1, len(values) + 1)), y=values, legendgroup=lane.name, showlegend=number == 1, **marked(lane, index),
+                hovertemplate=f"depth %{{x}}: %{{y:.0%}}<extra>{lane.name}</extra>", **place(number, look),
             )  # fmt: skip
-    look.finish(figure, 340)
+    look.finish(figure, 560 if look.narrow else 340)
     figure.update_layout(legend_y=1.12, margin_t=60)
     figure.update_annotations(font_size=13)
     figure.update_xaxes(title_text="depth in the tree", dtick=1)

@@ -20,7 +20,7 @@ class Parts:
     """The parts that handlers read or write."""
 
     token: gr.State
-    dark: gr.Checkbox  # hidden: whether the reader's theme is dark, for the charts
+    look: list[gr.Checkbox]  # hidden: whether the reader's theme is dark and the window narrow, for the charts
     prompt: gr.Textbox
     examples: list[tuple[gr.Button, Example]]
     target: gr.Dropdown
@@ -51,7 +51,7 @@ def drawing(view: str, value: object = None, template: str = '<div class="ds-roo
 def controls(models: Models, opening_prompt: str) -> Parts:
     """The column at the left."""
     defaults = Settings()
-    token, dark = gr.State(""), gr.Checkbox(visible=False)
+    token, look = gr.State(""), [gr.Checkbox(visible=False), gr.Checkbox(visible=False)]
     prompt = gr.Textbox(opening_prompt, label="Prompt", lines=3, max_lines=8, placeholder="Ask the target something", elem_id="ds-prompt")
     with gr.Row(elem_classes="ds-examples"):
         buttons = [(gr.Button(example.title, size="sm", min_width=60), example) for example in examples()]
@@ -88,7 +88,7 @@ def controls(models: Models, opening_prompt: str) -> Parts:
             gr.Number(None, label="Tree nodes", precision=0, info="Nodes verified, root apart", placeholder="head's own"),
         ]
         pool = gr.Markdown(pool_line(None, None, None), elem_classes="ds-small")
-    return Parts(token, dark, prompt, buttons, target, methods, run, stop, fields, pool, None)  # type: ignore[arg-type]
+    return Parts(token, look, prompt, buttons, target, methods, run, stop, fields, pool, None)  # type: ignore[arg-type]
 
 
 def pool_line(depth: float | None, top_k: float | None, nodes: float | None) -> str:

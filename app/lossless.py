@@ -71,6 +71,11 @@ def _verdict(run: Run, plain: Run | None) -> tuple[str, str]:
     )
 
 
+def _chip(text: str) -> str:
+    """A token of the context; a line may break before one that begins with a space."""
+    return f'{"<wbr>" if text[:1].isspace() else ""}<span class="ds-chip plain">{shown(text)}</span>'
+
+
 def _why(near_tie: bool, run: Run) -> str:
     half = run.environment.dtype in ("bfloat16", "float16")
     if near_tie and half:

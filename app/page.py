@@ -8,6 +8,7 @@ from pathlib import Path
 import gradio as gr
 
 from app.address import Address, link, read_address
+from app.charts import Look
 from app.comparison import Comparison, Request
 from app.downloads import Downloads
 from app.endpoints import add_endpoints
@@ -24,6 +25,7 @@ from decoding.records import Run, Settings
 DEVICE = "device"  # one queue for all work on the device
 QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 MAX_LANES = 4
+LOOK = "() => [document.body.classList.contains('dark'), window.innerWidth < 700]"
 BUSY = "A run is going on here: stop it first, or wait until it has ended."
 
 
@@ -132,15 +134,15 @@ class _Handlers:
         finally:
             self.requests.close(token, runs)
 
-    def draw_finished(self, token: str, dark: bool) -> dict:
+    def draw_finished(self, token: str, dark: bool, narrow: bool) -> dict:
         """Fill the tabs from the runs that have just ended."""
         runs = [run for run in self.requests.take(token) if run.steps]
         if not runs:
             return {self.panels.gallery: gr.skip()}
-        return {self.panels.gallery: None, **filled(self.panels, runs, token, dark, self.downloads)}
+        return {self.panels.gallery: None, **filled(self.panels, runs, token, Look(dark, narrow), self.downloads)}
 
     # ---- recorded and uploaded runs ----------------------------------------------------------------------------------
-    def open_recording(self, token: str, name: str | None, dark: bool, address: Address | None = None) -> dict:
+    def open_recording(self, token: str, name: str | None, dark: bool, narrow: bool, address: Address | None = None) -> dict:
         """Show a recording, in the lanes and in the tabs."""
         if not name:
             return {self.parts.lanes: gr.skip()}
@@ -154,9 +156,9 @@ class _Handlers:
             return {self.parts.lanes: refusal(str(error))}
         chosen = selection(address.lane, address.step) if address else {}
         out: dict = {self.parts.lanes: pack(message, **chosen), self.parts.prompt: message["prompt"]}
-        return {**out, **filled(self.panels, runs, message["session"], dark, self.downloads)}
+        return {**out, **filled(self.panels, runs, message["session"], Look(dark, narrow), self.downloads)}
 
-    def open_upload(self, token: str, files: list[str] | None, dark: bool) -> dict:
+    def open_upload(self, token: str, files: list[str] | None, dark: bool, narrow: bool) -> dict:
         """Check uploaded records and show them."""
         if self.requests.active(token):
             return {self.parts.lanes: refusal(BUSY)}
@@ -169,10 +171,10 @@ class _Handlers:
         return {
             self.parts.lanes: pack(message),
             self.panels.gallery: None,
-            **filled(self.panels, runs, session, dark, self.downloads),
+            **filled(self.panels, runs, session, Look(dark, narrow), self.downloads),
         }
 
-    def open_page(self, dark: bool, request: gr.Request) -> dict:
+    def open_page(self, dark: bool, narrow: bool, request: gr.Request) -> dict:
         """Fill the page as its address says; without one, with the first recording."""
         parts, out = self.parts, {}
         try:
@@ -182,7 +184,7 @@ class _Handlers:
         except UsageError as error:
             address, out = Address(), {parts.lanes: refusal(str(error))}
         name = address.run or next(iter(self.shipped), None)
-        shown = self.open_recording("", name, dark, address)
+        shown = self.open_recording("", name, dark, narrow, address)
         if parts.lanes in out or not (address.run or address.lane or address.step):
             shown.pop(parts.lanes, None)  # the opening view is there already
         if not address.run:
@@ -219,11 +221,11 @@ class _Handlers:
             concurrency_limit=1,
             show_progress="hidden",
             api_visibility="private",
-        ).then(self.draw_finished, [parts.token, parts.dark], [panels.gallery, *panels.outputs()], **QUIET)
+        ).then(self.draw_finished, [parts.token, *parts.look], [panels.gallery, *panels.outputs()], **QUIET)
         parts.stop.click(self.stop, parts.token, [parts.token, parts.lanes, parts.run, parts.stop], **QUIET)
-        panels.gallery.input(self.open_recording, [parts.token, panels.gallery, parts.dark], everything, **QUIET)
-        panels.upload.upload(self.open_upload, [parts.token, panels.upload, parts.dark], everything, **QUIET)
+        panels.gallery.input(self.open_recording, [parts.token, panels.gallery, *parts.look], everything, **QUIET)
+        panels.upload.upload(self.open_upload, [parts.token, panels.upload, *parts.look], everything, **QUIET)
         for button, example in parts.examples:
             button.click(lambda text=example.prompt: text, None, parts.prompt, **QUIET)
         gr.on([field.change for field in parts.settings[-3:]], pool_line, parts.settings[-3:], parts.pool, **QUIET)
-        demo.load(self.open_page, parts.dark, everything, js="() => [document.body.classList.contains('dark')]", **QUIET)
+        demo.load(self.open_page, parts.look, everything, js=LOOK, **QUIET)

@@ -6,7 +6,7 @@ from html import escape
 
 import gradio as gr
 
-from app.charts import CHARTS, draw_all
+from app.charts import CHARTS, Look, draw_all
 from app.downloads import Downloads
 from app.layout import drawing
 from app.library import Recording
@@ -83,12 +83,12 @@ def _charts(titles: dict) -> tuple[list[gr.Plot], list[gr.HTML]]:
     return plots, words
 
 
-def filled(panels: Panels, runs: Sequence[Run], session: str, dark: bool, downloads: Downloads) -> dict:
+def filled(panels: Panels, runs: Sequence[Run], session: str, look: Look, downloads: Downloads) -> dict:
     """Values of all parts of the tabs for a set of runs."""
     out: dict = {}
     for plots, words, charts in (
-        (panels.plots, panels.words, draw_all(runs, dark)),
-        (panels.why_plots, panels.why_words, draw_why(runs, dark)),
+        (panels.plots, panels.words, draw_all(runs, look)),
+        (panels.why_plots, panels.why_words, draw_why(runs, look)),
     ):
         for plot, text, chart in zip(plots, words, charts, strict=True):
             out[plot] = gr.Plot(chart.figure, visible=bool(chart.figure.data))

@@ -7,9 +7,8 @@ from statistics import fmean
 from typing import Any
 
 import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
-from app.charts import SYMBOLS, Chart, Drawn, Look, drawn, marked, marked_as, sentence
+from app.charts import SYMBOLS, Chart, Drawn, Look, drawn, marked, marked_as, panels, place, sentence
 from app.methods import lane_label, method
 from app.models import SHIPPED
 from decoding.records import Run
@@ -17,9 +16,8 @@ from decoding.records import Run
 MIN_SEEN = 3  # a mean over fewer steps than this says nothing
 
 
-def draw_why(runs: Sequence[Run], dark: bool) -> list[Chart]:
+def draw_why(runs: Sequence[Run], look: Look) -> list[Chart]:
     """The charts of this part, in the order of WHY."""
-    look = Look(dark)
     lanes = drawn(runs, look)
     return [draw(lanes, look) for draw in WHY.values()]
 
@@ -40,7 +38,7 @@ def drift(lanes: list[Drawn], look: Look) -> Chart:
     """Cosine and distance between the head's own feature and the target's, by depth."""
     titles = ["cosine (1 = the same)", "distance (0 = the same)"]
     figure, parts = _by_depth(lanes, look, {"drift_cosine": "cosine %{y:.3f}", "drift_distance": "distance %{y:.1f}"}, titles)
-    figure.update_yaxes(range=[0, 1.02], col=1)
+    figure.update_yaxes(range=[0, 1.02], **place(1, look))
     words = "From depth 2 on a head builds on its own guesses instead of the target's true features; this is how far they drift. "
     return Chart(figure, words + _fall(parts, "the cosine goes from {first:.2f} at depth 1 to {last:.2f} at depth {depth}"))
 
@@ -58,23 +56,23 @@ Means = list[tuple[str, list[float | None]]]
 
 def _by_depth(lanes: list[Drawn], look: Look, names: dict[str, str], titles: list[str]) -> tuple[go.Figure, Means]:
     """One panel for each of the step's lists in `names` (with its hover text); the means of the first one come back."""
-    figure, parts = make_subplots(rows=1, cols=len(names), horizontal_spacing=0.08, subplot_titles=titles or None), []
+    figure, parts = panels(titles or [""], look), []
     for index, lane in enumerate(lane for lane in lanes if lane.with_head):
-        for column, (name, hover) in enumerate(names.items(), 1):
+        for number, (name, hover) in enumerate(names.items(), 1):
             values = means_by_depth(lane.run, name)
             if not any(value is not None for value in values):
                 continue
-            if column == 1:
+            if number == 1:
                 parts.append((lane.name, values))
             figure.add_scatter(
-                x=list(range(1, len(values) + 1)), y=values, legendgroup=lane.name, showlegend=column == 1, **marked(lane, index),
-                hovertemplate=f"guess for depth %{{x}}: {hover}<extra>{lane.name}</extra>", row=1, col=column,
+                x=list(range(1, len(values) + 1)), y=values, legendgroup=lane.name, showlegend=number == 1, **marked(lane, index),
+                hovertemplate=f"guess for depth %{{x}}: {hover}<extra>{lane.name}</extra>", **place(number, look),
             )  # fmt: skip
-    look.finish(figure, 330)
+    look.finish(figure, 560 if look.narrow and titles else 330)
     if titles:
         figure.update_layout(legend_y=1.12, margin_t=60)
     figure.update_annotations(font_size=13)
-    figure.update_xaxes(title_text="depth of the guess (along accepted paths)", dtick=1)
+    figure.update_xaxes(title_text="depth of the guess", dtick=1)
     return figure, parts
 
 
@@ -133,7 +131,7 @@ def training(_: list[Drawn], look: Look) -> Chart:
         figure.add_scatter(x=list(range(1, len(values) + 1)), y=values, hovertemplate=hover, **style)
         parts.append(f"{name} keeps {values[-1] / values[0]:.0%} of its first-step accuracy at step {len(values)}")
     look.finish(figure, 320)
-    figure.update_xaxes(title_text="draft step (each builds on the head's own guesses before)", dtick=1)
+    figure.update_xaxes(title_text="draft step", dtick=1)
     figure.update_yaxes(title_text="first guess right", tickformat=".0%")
     return Chart(figure, "Measured on text of the target that no head was trained on. " + sentence(parts))
 

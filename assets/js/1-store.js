@@ -130,20 +130,31 @@ window.draftscope = (() => {
     });
   }
 
+  // What was shown before a run that made nothing: it comes back, so that the page is never empty.
+  let earlier = null;
+  function comeBack() {
+    if (!earlier) return false;
+    const { look, zoom, beside, align } = state;
+    Object.assign(state, earlier, { look, zoom, beside, align });
+    earlier = null;
+    return true;
+  }
+
   // ---- what arrives -----------------------------------------------------------------------------------------------
   function receive(text) {
     if (!text) return;
     const message = JSON.parse(text);
     const before = state.info;
     if (message.kind === "keep" && before) {
-      // refused, or stopped before it began: the lanes stay
-      if (message.ended) for (const lane of state.lanes) if (["waiting", "loading", "running"].includes(lane.state)) lane.state = "stopped";
-      state.info = { ...before, running: before.running && !message.ended, note: message.note, failed: message.failed };
+      // refused, or stopped before it began: the lanes stay, or come back
+      if (message.ended) comeBack();
+      state.info = { ...state.info, running: before.running && !message.ended, note: message.note, failed: message.failed };
       announce(before, state.info, false);
       return emit("data");
     }
     const fresh = message.session !== state.session;
     if (fresh) {
+      if (before && state.lanes.some((lane) => lane.steps.length)) earlier = { ...state };
       state.session = message.session;
       state.lanes = message.lanes.map((lane) => ({ key: lane.key, steps: [], starts: [], texts: {} }));
       state.follow = true;
@@ -160,6 +171,11 @@ window.draftscope = (() => {
       }
     }
     state.info = message;
+    if (!message.running && message.kind === "live" && !state.lanes.some((lane) => lane.steps.length) && comeBack()) {
+      state.info = { ...state.info, note: message.note, failed: message.failed };
+      announce(before, state.info, false);
+      return emit("data");
+    }
     if (fresh || !lane_(state.focus)) choose();
     else if (state.follow && message.running) {
       const running = state.lanes.find((lane) => lane.state === "running" && lane.steps.length);

@@ -11,7 +11,7 @@ from playwright.sync_api import sync_playwright
 from app.models import Models
 from app.page import build
 from app.theme import page_head, theme
-from decoding import Settings, generate
+from decoding import Generation, Settings
 from decoding.metrics import measure
 from decoding.records import AUTOREGRESSIVE
 from tests.app.conftest import FLAGS
@@ -53,8 +53,10 @@ def main() -> int:
         page.keyboard.press("Tab")
         for turn in range(options.rounds):
             for key, loaded in (("plain", None), ("head", head)):
-                run = generate(target, loaded, PROMPT, Settings(max_new_tokens=options.tokens))
-                direct[key].append(sum(measure(run).phase_ms.values()))
+                generation = Generation(target, loaded, PROMPT, Settings(max_new_tokens=options.tokens), drift=True)  # as the page does
+                for _ in generation:
+                    pass
+                direct[key].append(sum(measure(generation.run).phase_ms.values()))
             before = page.evaluate("draftscope.state.session")
             page.click("#ds-run")
             page.wait_for_function(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from app.charts import CHARTS, draw_all
+from app.charts import CHARTS, Look, draw_all
 from app.lossless import lossless_panel
 from app.papers import papers_panel
 from app.why import WHY, draw_why, means_by_depth
@@ -15,9 +15,9 @@ def runs() -> list[Run]:
     return [long_run(None), long_run("a")]
 
 
-@pytest.mark.parametrize("dark", [False, True])
-def test_every_chart_starts_at_zero_and_says_something(runs: list[Run], dark: bool) -> None:
-    charts = draw_all(runs, dark)
+@pytest.mark.parametrize("look", [Look(False), Look(True), Look(True, narrow=True)])
+def test_every_chart_starts_at_zero_and_says_something(runs: list[Run], look: Look) -> None:
+    charts = draw_all(runs, look)
     assert len(charts) == len(CHARTS)
     for chart in charts:
         figure = chart.figure.to_plotly_json()
@@ -28,15 +28,15 @@ def test_every_chart_starts_at_zero_and_says_something(runs: list[Run], dark: bo
 
 
 def test_why_measures_break_even_on_these_runs(runs: list[Run]) -> None:
-    charts = dict(zip(WHY, draw_why(runs, False), strict=True))
+    charts = dict(zip(WHY, draw_why(runs, Look(False)), strict=True))
     # 25 ms for 3 tokens against 21 ms for 1: a step costs 1.19 plain steps
     assert "a step costs 1.19 plain steps and gives 3.00 tokens, so 2.52× as fast" in charts["Does it pay? Gain against cost"].words
     assert "do not hold it" in charts["Drift of the draft's features"].words
 
 
 def test_charts_of_nothing_are_empty_and_do_not_fail() -> None:
-    assert all(not chart.figure.data or chart.words is not None for chart in draw_all([], False))
-    assert len(draw_why([], True)) == len(WHY)
+    assert all(not chart.figure.data or chart.words is not None for chart in draw_all([], Look(False)))
+    assert len(draw_why([], Look(True, narrow=True))) == len(WHY)
 
 
 def test_means_by_depth_leave_out_what_was_hardly_seen(runs: list[Run]) -> None:

@@ -113,7 +113,7 @@ def test_a_second_visitor_waits_is_told_so_and_can_stop_at_once(browser: Browser
             assert states(second) == ["waiting"] * 3
             second.click("#ds-stop")
             expect(second.get_by_role("alert")).to_contain_text("Stopped before it began.")
-            assert states(second) == ["stopped"] * 3
+            assert states(second) == ["finished"] * 3  # the recorded run is back
             expect(second.locator("#ds-run")).to_be_enabled()
         first.click("#ds-stop")
         first.wait_for_function("!draftscope.state.info.running", timeout=5_000)
@@ -133,3 +133,13 @@ def test_a_lane_that_fails_says_why_and_the_others_go_on(page: Page, monkeypatch
     lane = page.locator(".ds-lane[data-method=eagle]")
     expect(lane.locator(".ds-equal")).to_contain_text("the head broke")
     assert lane.locator(".ds-chip").count() > 5  # what was made is kept
+
+
+def test_a_run_that_makes_nothing_leaves_the_earlier_lanes_in_place(page: Page) -> None:
+    page.fill("#ds-prompt textarea", " the" * 1100)  # more than the tiny target's context
+    page.click("#ds-run")
+    expect(page.get_by_role("alert")).to_contain_text("the context of tiny holds 1024: shorten it", timeout=20_000)
+    expect(page.locator("#ds-run")).to_be_enabled()
+    expect(page.locator(".ds-kind")).to_have_text("Recorded run")
+    assert states(page) == ["finished"] * 3 and page.locator(".ds-tree").count() == 2
+    assert page.input_value("#ds-prompt textarea").startswith(" the the")
