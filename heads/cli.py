@@ -25,6 +25,7 @@ RECIPE_OPTIONS = {
     "adversary_ramp": (float, "share of the training over which lambda grows from 0"),
     "fit_input": (bool, "start fc as the best linear guess (else random)"),
     "noise": (float, "uniform noise on input features (EAGLE)"),
+    "optimizer": (str, "adamw or muon (for the matrices)"),
     "learning_rate": (float, "peak learning rate"),
     "schedule": (str, "cosine or linear, after the warm-up"),
     "warm_up": (float, "share of the training"),

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
+
 from decoding.errors import UsageError
 from heads.training.losses import LossWeights
 
@@ -32,6 +34,7 @@ class Recipe:
     adversary_ramp: float = 0.2  # share of the steps over which lambda grows from 0
     fit_input: bool = True  # a FeatureHead starts as the best linear guess of the next feature
     noise: float = 0.1  # uniform, on the input features (EAGLE)
+    optimizer: str = "adamw"  # "muon": for the matrices (Jordan 2024), AdamW for the rest
     learning_rate: float = 1e-3
     schedule: str = "cosine"
     warm_up: float = 0.04  # share of the steps
@@ -105,8 +108,11 @@ def recipe_for(method: str, **changes: Any) -> Recipe:
             value = getattr(recipe, name)
             if value is not None and not (math.isfinite(value) and fits(value)):
                 raise UsageError(f"--{name.replace('_', '-')} is {told}, not {value}")
-    if recipe.schedule not in ("cosine", "linear"):
-        raise UsageError(f"unknown schedule {recipe.schedule!r}: possible are cosine and linear")
+    for name, possible in (("schedule", ("cosine", "linear")), ("optimizer", ("adamw", "muon"))):
+        if getattr(recipe, name) not in possible:
+            raise UsageError(f"unknown {name} {getattr(recipe, name)!r}: possible are {' and '.join(possible)}")
+    if recipe.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
+        raise UsageError("--optimizer muon needs torch 2.9 or newer")
     if recipe.family == "feature" and recipe.own_lm_head:
         raise UsageError(f"--own-lm-head is for Medusa heads: {method} uses the target's lm_head")
     if recipe.family == "medusa" and recipe.align_steps > 1:

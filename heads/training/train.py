@@ -101,9 +101,7 @@ class Trainer:
         medusa = recipe.family == "medusa"
         self.student = MedusaStudent(target, recipe, self.loader.lm_head) if medusa else FeatureStudent(target, recipe)
         self.head = self.student.module.to(target.device, torch.float32)
-        self.optimizer = torch.optim.AdamW(
-            self.head.parameters(), recipe.learning_rate, betas=(0.9, 0.95), weight_decay=recipe.weight_decay
-        )
+        self.optimizers = optimizers_for(self.head, recipe)
         self.judge: Discriminator | None = None
         if recipe.adversary:
             self.judge = Discriminator(target.hidden_size, self.student.context, recipe.steps).to(target.device)
@@ -185,9 +183,10 @@ class Trainer:
         """
         recipe, device = self.recipe, self.target.device
         rate = recipe.rate(self.step, self.steps)
-        for setting in self.optimizer.param_groups:
-            setting["lr"] = rate
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            for setting in optimizer.param_groups:
+                setting["lr"] = rate
+            optimizer.zero_grad(set_to_none=True)
         if self.judge is not None:
             self.judge_optimizer.zero_grad(set_to_none=True)
         width = len(STATISTICS) + len(ADVERSARY_STATISTICS)
@@ -207,7 +206,8 @@ class Trainer:
         if recipe.clip_value:
             torch.nn.utils.clip_grad_value_(self.head.parameters(), recipe.clip_value)
         norm = torch.nn.utils.clip_grad_norm_(self.head.parameters(), recipe.clip_norm or math.inf)
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         if self.judge is not None:
             self.workers.sum_gradients(self.judge.parameters())
             self.judge_optimizer.step()
@@ -269,7 +269,7 @@ class Trainer:
             "recipe": asdict(self.recipe),
             "data": self._data_mark(),
             "head": self.head.state_dict(),
-            "optimizer": self.optimizer.state_dict(),
+            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "place": [self.epoch, self.group, self.step, self.tokens_seen, self.minutes],
         }
         if self.judge is not None:
@@ -290,7 +290,7 @@ class Trainer:
             return False
         try:
             state = torch.load(path, map_location=self.target.device, weights_only=True)
-            recipe, data = state["recipe"], state["data"]
+            recipe, data, _ = state["recipe"], state["data"], state["optimizers"]
         except (OSError, RuntimeError, EOFError, KeyError, TypeError, pickle.UnpicklingError) as error:
             raise UsageError(f"{path} is no checkpoint that can be read: {error}; use another --out, or remove it") from error
         other = [name for name, value in asdict(self.recipe).items() if recipe.get(name) != value]
@@ -298,7 +298,8 @@ class Trainer:
         if other:
             raise UsageError(f"{path} is of another training ({', '.join(other)} differ): use another --out, or the same settings")
         self.head.load_state_dict(state["head"])
-        self.optimizer.load_state_dict(state["optimizer"])
+        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
         if self.judge is not None:
             self.judge.load_state_dict(state["judge"])
             self.judge_optimizer.load_state_dict(state["judge_optimizer"])
@@ -350,3 +351,15 @@ class Trainer:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.target.device.type, torch.bfloat16, enabled=self.loader.dtype == torch.bfloat16)
+
+
+def optimizers_for(head: torch.nn.Module, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """AdamW (EAGLE's betas) for all weights, or Muon for the matrices and AdamW for the rest; one learning rate for both."""
+    betas, decay, rate = (0.9, 0.95), recipe.weight_decay, recipe.learning_rate
+    if recipe.optimizer == "adamw":
+        return [torch.optim.AdamW(head.parameters(), rate, betas=betas, weight_decay=decay)]
+    matrices = [parameter for parameter in head.parameters() if parameter.ndim == 2]
+    rest = [parameter for parameter in head.parameters() if parameter.ndim != 2]
+    # steps of the size that AdamW's have, so that its learning rates hold (Moonlight, 2502.16982)
+    muon = torch.optim.Muon(matrices, rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+    return [muon, *([torch.optim.AdamW(rest, rate, betas=betas, weight_decay=decay)] if rest else [])]

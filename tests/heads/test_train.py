@@ -79,12 +79,13 @@ def test_a_trained_head_drafts_better_than_it_began(method: str, tiny_target, te
     assert all(0 <= share <= 1 for entry in judged for share in entry["real_recognised"] + entry["fake_recognised"])
 
 
-def test_same_seed_same_weights_and_resumed_equals_uninterrupted(tiny_target, text, tmp_path, monkeypatch) -> None:
-    recipe = recipe_for("hass-koala", **FAST)
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_same_seed_same_weights_and_resumed_equals_uninterrupted(optimizer, tiny_target, text, tmp_path, monkeypatch) -> None:
+    recipe = recipe_for("hass-koala", **FAST, optimizer=optimizer)
     for name in ("one", "two"):
         train(tiny_target, recipe, [text], tmp_path / name)
     assert same(weights(tmp_path / "one"), weights(tmp_path / "two"))
-    train(tiny_target, recipe_for("hass-koala", **FAST, seed=1), [text], tmp_path / "seed")
+    train(tiny_target, recipe_for("hass-koala", **FAST, optimizer=optimizer, seed=1), [text], tmp_path / "seed")
     assert not same(weights(tmp_path / "one"), weights(tmp_path / "seed"))
 
     store = prepare_features(tiny_target, [text])
@@ -154,6 +155,7 @@ def test_refusals(tiny_target, text, tmp_path, monkeypatch) -> None:
         ("hass", {"top_weight": -1.0}, "--top-weight is 0 or a number above"),
         ("eagle", {"schedule": "steps"}, "unknown schedule 'steps'"),
         ("eagle", {"own_lm_head": True}, "--own-lm-head is for Medusa heads"),
+        ("eagle", {"optimizer": "sgd"}, "unknown optimizer 'sgd': possible are adamw and muon"),
         ("medusa", {"align_steps": 3}, "--align-steps is for FeatureHeads"),
         ("medusa", {"feature_weight": 1.0}, "estimates no features"),
         ("medusa", {"soft_weight": 0.0}, "nothing would be learned"),
