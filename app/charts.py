@@ -73,6 +73,11 @@ class Look:
             legend={"orientation": "h", "x": 0, "y": 1.02, "yanchor": "bottom", "bgcolor": "rgba(0,0,0,0)", "traceorder": "normal"},
             hoverlabel={"font": {"size": 13}},
             bargap=0.12,
+            dragmode=False,  # a finger on a chart scrolls the page
+            modebar={
+                "remove": ["zoom", "pan", "select", "lasso", "zoomIn", "zoomOut", "autoScale", "resetScale"],
+                "bgcolor": "rgba(0,0,0,0)",
+            },
             **layout,
         )
         figure.update_xaxes(**axis)
@@ -178,7 +183,7 @@ def histogram(lanes: list[Drawn], look: Look) -> Chart:
         template = f"%{{y:.0%}} of the steps accept %{{x}}<extra>{lane.name}</extra>"
         figure.add_bar(x=lengths, y=[counts.get(n, 0) / total for n in lengths], name=lane.name, marker=marker, hovertemplate=template)
     look.finish(figure, 320, barmode="group")
-    figure.update_xaxes(title_text="accepted tokens in a step, bonus not counted", dtick=1)
+    figure.update_xaxes(title_text="accepted tokens in a step", dtick=1)
     figure.update_yaxes(title_text="share of the steps", tickformat=".0%")
     parts = []
     for lane in heads:

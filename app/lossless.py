@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from app.methods import lane_label, method
-from app.view import plain_of, same_question
+from app.view import HALF, plain_of, rounding_decided, same_question
 from decoding.metrics import lossless
 from decoding.records import Run
 
@@ -63,9 +63,10 @@ def _verdict(run: Run, plain: Run | None) -> tuple[str, str]:
     gap = (
         ""
         if result.margin is None
-        else f"<p>The target's two best logits there are <b>{result.margin:.4f}</b> apart. {_why(result.near_tie, run)}</p>"
+        else f"<p>The target's two best logits there are <b>{result.margin:.4f}</b> apart. {_why(rounding_decided(result, run), run)}</p>"
     )
-    return f"≠ differs at token {index + 1}", (
+    sign = f"≈ near-tie at token {index + 1}" if rounding_decided(result, run) else f"≠ differs at token {index + 1}"
+    return sign, (
         f'<p class="ds-context">{before}</p><dl class="ds-pair"><div><dt>plain decoding</dt><dd>{theirs}</dd></div>'
         f"<div><dt>this lane</dt><dd>{mine}</dd></div></dl>{gap}"
     )
@@ -76,14 +77,13 @@ def _chip(text: str) -> str:
     return f'{"<wbr>" if text[:1].isspace() else ""}<span class="ds-chip plain">{shown(text)}</span>'
 
 
-def _why(near_tie: bool, run: Run) -> str:
-    half = run.environment.dtype in ("bfloat16", "float16")
-    if near_tie and half:
+def _why(tie: bool, run: Run) -> str:
+    if tie and run.environment.dtype in HALF:
         return (
             f"In {run.environment.dtype} a forward over a whole tree rounds a little differently from a forward over one token; "
             "with logits this close the rounding decides. Both texts are the target's own. "
             "Start with <code>--dtype float32</code> to see them equal."
         )
-    if near_tie:
+    if tie:
         return "A near-tie: the order of additions in a batched forward can decide it."
     return "That is more than rounding explains: please report it with the records from the Runs tab."

@@ -6,12 +6,13 @@ import re
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from app.library import RUNS, SUFFIX, save_packed
 from app.methods import METHODS
 from app.models import EMBEDDED, Models
-from app.prompts import PROMPTS, examples
+from app.prompts import PROMPTS, Example, examples
 from decoding.errors import DraftscopeError
 from decoding.records import AUTOREGRESSIVE, Run, Settings
 
@@ -44,26 +45,38 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument("--temperature", type=float, default=0.0, metavar="T")
     out.add_argument("--device", default="auto", metavar="D")
     out.add_argument("--dtype", default="auto", metavar="D")
+    exact = "a prompt to record once more in float32, where all lanes are equal token for token (default: %(default)s; '' = none)"
+    out.add_argument("--exact", default="code", metavar="ID", help=exact)
     out.add_argument("--out", type=Path, default=RUNS, metavar="DIR", help="replaced when all is recorded (default: the page's own)")
     return out
 
 
+def _record_all(options: argparse.Namespace, dtype: str, asked: list[Example], out: Path) -> list[dict[str, str]]:
+    """Record every prompt with every method; the entries of the index."""
+    models = Models(options.target, options.device, dtype, tuple(options.head))
+    methods = [AUTOREGRESSIVE, *(options.head or [offer.source for offer in models.offers() if offer.source != AUTOREGRESSIVE])]
+    settings = Settings(max_new_tokens=options.max_new_tokens, temperature=options.temperature)
+    for example in asked:
+        for run in record_prompt(models, options.target, methods, example.prompt, settings):
+            name = re.sub(r"[^\w.-]", "-", run.head or AUTOREGRESSIVE)
+            save_packed(run, out / example.name / f"{name}{SUFFIX}")
+            label = METHODS[run.method].label if run.method in METHODS else run.method
+            print(f"{example.name:14} {label:16} {len(run.steps):4} steps {len(run.output_ids):4} tokens", flush=True)
+    return [{"name": example.name, "title": example.title} for example in asked]
+
+
 def main(arguments: list[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    models = Models(options.target, options.device, options.dtype, tuple(options.head))
-    methods = [AUTOREGRESSIVE, *(options.head or [offer.source for offer in models.offers() if offer.source != AUTOREGRESSIVE])]
     aside = Path(tempfile.mkdtemp(prefix="draftscope-runs-"))
     try:
-        settings = Settings(max_new_tokens=options.max_new_tokens, temperature=options.temperature)
-        index = []
-        for example in examples(options.prompts)[: options.limit]:
-            runs = record_prompt(models, options.target, methods, example.prompt, settings)
-            for run in runs:
-                name = re.sub(r"[^\w.-]", "-", run.head or AUTOREGRESSIVE)
-                save_packed(run, aside / example.name / f"{name}{SUFFIX}")
-                label = METHODS[run.method].label if run.method in METHODS else run.method
-                print(f"{example.name:12} {label:16} {len(run.steps):4} steps {len(run.output_ids):4} tokens", flush=True)
-            index.append({"name": example.name, "title": example.title})
+        asked = examples(options.prompts)[: options.limit]
+        index = _record_all(options, options.dtype, asked, aside)
+        again = [
+            replace(example, name=f"{example.name}-float32", title=f"{example.title} (float32)")
+            for example in asked
+            if example.name == options.exact
+        ]
+        index += _record_all(options, "float32", again, aside)
         (aside / "index.json").write_text(json.dumps(index, indent=1) + "\n", encoding="utf-8")
         shutil.rmtree(options.out, ignore_errors=True)
         aside.chmod(0o755)

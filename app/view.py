@@ -205,7 +205,18 @@ def used_ids(steps: Iterable[Step]) -> set[int]:
     return ids
 
 
-def equality_view(result: Lossless) -> EqualityView:
+HALF = ("bfloat16", "float16")
+FLOAT32_TIE = 1e-3  # logits: what the order of float32 additions can move
+
+
+def rounding_decided(result: Lossless, run: Run) -> bool:
+    """Whether the two best logits at the divergence are so close that rounding can swap them in the run's dtype."""
+    if run.environment.dtype in HALF:
+        return result.near_tie
+    return result.margin is not None and result.margin < FLOAT32_TIE
+
+
+def equality_view(result: Lossless, run: Run) -> EqualityView:
     """The lossless check as the browser gets it."""
     return {
         "equal": result.equal,
@@ -214,7 +225,7 @@ def equality_view(result: Lossless) -> EqualityView:
         "plain": result.plain_id,
         "mine": result.run_id,
         "gap": None if result.margin is None else short(result.margin),
-        "tie": result.near_tie,
+        "tie": rounding_decided(result, run),
     }
 
 
@@ -249,7 +260,7 @@ def lane_of(run: Run, key: str, plain: Run | None) -> LaneView:
         "finish": run.finish_reason,
         "tree": list(run.settings.tree) if with_head else None,
         "sampled": run.settings.temperature > 0,
-        "equality": equality_view(lossless(run, against)) if against is not None else None,
+        "equality": equality_view(lossless(run, against), run) if against is not None else None,
     }
 
 

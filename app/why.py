@@ -103,7 +103,15 @@ def break_even(lanes: list[Drawn], look: Look) -> Chart:
         x, y = (far, far * gain) if far * gain <= top else (top / gain, top)
         text = "break-even" if gain == 1 else f"{gain:g}×"
         figure.add_annotation(
-            x=x, y=y, text=text, showarrow=False, xanchor="right", yanchor="top", yshift=-4, font={"size": 12, "color": look.quiet}
+            x=x,
+            y=y,
+            text=text,
+            showarrow=False,
+            xanchor="right",
+            yanchor="top",
+            xshift=-8,
+            yshift=-4,
+            font={"size": 12, "color": look.quiet},
         )
     for index, (lane, cost, tau) in enumerate(points):
         figure.add_scatter(

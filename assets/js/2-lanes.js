@@ -217,17 +217,11 @@ draftscope.views.lanes = (root) => {
     if (lane.sampled) return "Sampled: the distribution is the target's own; the words may differ from plain decoding.";
     if (!seen) return lane.state === "running" ? "" : "Not compared: plain decoding was not run.";
     if (seen.equal) return `= Equal to plain decoding, ${seen.compared} tokens.`;
-    const words =
-      seen.mine === null && seen.plain === null
-        ? "one of the two ends there"
-        : `${quoted(lane, seen.mine)} for ${quoted(lane, seen.plain)}`;
-    const gap =
-      seen.gap === null
-        ? ""
-        : seen.tie
-          ? `; a near-tie, ${seen.gap} apart, decided by rounding`
-          : `; the two best logits are ${seen.gap} apart`;
-    return `≠ From token ${seen.index + 1} on: ${words}${gap}.`;
+    const mine = seen.mine === null ? "the end" : quoted(lane, seen.mine);
+    const theirs = seen.plain === null ? "the end" : quoted(lane, seen.plain);
+    const where = `Same as plain decoding up to token ${seen.index}, then ${mine} for ${theirs}`;
+    if (seen.tie) return `≈ ${where}: a near-tie (logits ${seen.gap} apart) that rounding decided.`;
+    return `≠ ${where}${seen.gap === null ? "" : `; the target's two best logits are ${seen.gap} apart`}.`;
   }
 
   function update() {
@@ -260,7 +254,7 @@ draftscope.views.lanes = (root) => {
       own.rate.textContent = number(lane.figures.tps, lane.figures.tps >= 100 ? 0 : 1);
       own.tau.textContent = number(lane.figures.tau);
       own.equal.textContent = lane.error || equality(lane);
-      own.equal.dataset.kind = lane.error ? "bad" : lane.equality && !lane.equality.equal ? "off" : "good";
+      own.equal.dataset.kind = lane.error ? "bad" : lane.equality && !lane.equality.equal && !lane.equality.tie ? "off" : "good";
       own.stripText.textContent = lane.steps.length
         ? `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}`
         : "";

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.messages import pack
-from app.view import Tally, fair, figures, held_against, lane_of, session_of, step_view
-from decoding.metrics import measure
+from app.view import Tally, fair, figures, held_against, lane_of, rounding_decided, session_of, step_view
+from decoding.metrics import Lossless, measure
 from decoding.records import Run, Step
 from tests.app.made_up import long_run
 
@@ -84,6 +84,15 @@ def test_seconds_of_different_machines_are_not_divided() -> None:
 def test_a_lane_without_plain_decoding_says_that_nothing_was_measured() -> None:
     lane = lane_of(long_run("a"), "k", None)
     assert lane["figures"]["speedup"] is None and lane["equality"] is None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "margin", "tie"), [("bfloat16", 0.1, True), ("bfloat16", 1.0, False), ("float32", 0.1, False), ("float32", 1e-5, True)]
+)
+def test_only_what_rounding_can_swap_is_called_a_near_tie(dtype: str, margin: float, tie: bool) -> None:
+    run = long_run("a")
+    run = run.model_copy(update={"environment": run.environment.model_copy(update={"dtype": dtype})})
+    assert rounding_decided(Lossless(False, 3, 3, 1, 2, margin), run) is tie
 
 
 def test_made_up_runs_are_records() -> None:
