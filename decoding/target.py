@@ -10,6 +10,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
+from decoding.attention import use_grouped_attention
 from decoding.cache import TreeCache
 from decoding.embedded import NAME, embedded_path
 from decoding.errors import DraftscopeError, UsageError
@@ -183,6 +184,7 @@ def load_target(source: str, device: str = "auto", dtype: str = "auto") -> Targe
     if model.get_output_embeddings() is None or config.is_encoder_decoder:
         raise UsageError(f"target {source!r} ({config.model_type}) is not a causal language model with an lm_head")
     model.eval().requires_grad_(False)
+    use_grouped_attention(model)
     name = NAME if source == "embedded" else Path(path).resolve().name if Path(path).is_dir() else source
     return Target(name, model, _tokenizer(path), _stop_ids(path, model), sharded)
 
