@@ -38,7 +38,7 @@ class Panels:
 def tabs(shipped: Sequence[Recording]) -> Panels:
     """Lay the tabs out."""
     panels = Panels()
-    with gr.Tabs(elem_id="ds-tabs"):
+    with gr.Tabs(elem_id="ds-tabs", overflow_behavior="wrap"):
         with gr.Tab("Step by step", id="steps"):
             drawing("steps", elem_id="ds-steps")
         with gr.Tab("Charts", id="charts"):

@@ -1,6 +1,8 @@
 """The page in a real browser, on the tiny target: a server of its own, recorded runs made with it, one context per test."""
 
+import itertools
 import json
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,6 +92,15 @@ def browser(browser_executable: str) -> Iterator[Browser]:
         running.close()
 
 
+# every lane has its chips, and every lane with a head has its tree: what an opened page shows without a click
+DRAWN = """() => {
+  const lanes = window.draftscope?.state.lanes ?? [];
+  const full = (name, wanted) => document.querySelectorAll(name).length === wanted.length;
+  return lanes.length && full(".ds-lane:has(.ds-chip)", lanes) && full(".ds-step", lanes)
+    && full(".ds-step .ds-tree", lanes.filter((lane) => lane.tree));
+}"""
+
+
 @pytest.fixture
 def page(browser: Browser, server: Server) -> Iterator[Page]:
     """The opened page; fails the test on any script error or message of the console's error level."""
@@ -103,19 +114,23 @@ def opened(browser: Browser, url: str, query: str = "", width: int = 1440, dark:
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.goto(url + query)
-    page.wait_for_selector(".ds-lane .ds-chip", timeout=20_000)
+    page.wait_for_function(DRAWN, timeout=30_000)
     yield page
     context.close()
     assert not wrong
 
 
 @pytest.fixture
-def slow_target(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every target forward takes 30 ms more, so that a run can be met while it runs."""
-    forward = Target.forward
+def held_target(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Target forwards take 30 ms more, and from the 40th on they wait for the event: a run can be met while it runs."""
+    forward, free, count = Target.forward, threading.Event(), itertools.count()
 
     def slowly(self: Target, *arguments: object) -> object:
         time.sleep(0.03)
+        if next(count) >= 40:
+            free.wait(120)
         return forward(self, *arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr(Target, "forward", slowly)
+    yield free
+    free.set()

@@ -2,11 +2,18 @@
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from tests.app.conftest import Server, opened
 
-TABS = ("Charts", "Race", "Lossless", "Why HASS, why KOALA", "Runs")
+# each tab and what shows that it is filled
+TABS = {
+    "Charts": "#ds-tabs .js-plotly-plot .main-svg",
+    "Race": "#ds-race .ds-chip",
+    "Lossless": ".ds-verdict",
+    "Why HASS, why KOALA": "#ds-tabs .js-plotly-plot .main-svg",
+    "Runs": "#ds-gallery",
+}
 
 
 def faults(page: Page, part: str | None = None) -> list[str]:
@@ -17,14 +24,15 @@ def faults(page: Page, part: str | None = None) -> list[str]:
 @pytest.mark.parametrize("dark", [False, True])
 def test_no_serious_fault_in_any_tab(browser: Browser, server: Server, dark: bool) -> None:
     for page in opened(browser, server.url, dark=dark):
-        assert page.evaluate("document.body.classList.contains('dark')") is dark
+        page.wait_for_function("dark => document.body.classList.contains('dark') === dark", arg=dark)
         page.click("#ds-settings button")
+        expect(page.get_by_label("Tree depth")).to_be_visible()
         assert faults(page) == []
         page.get_by_text("Table", exact=True).click()
         assert faults(page, "#ds-tabs") == []
-        for name in TABS:
+        for name, filled in TABS.items():
             page.get_by_role("tab", name=name).click()
-            page.wait_for_timeout(600)
+            expect(page.locator(f"{filled}:visible").first).to_be_visible(timeout=20_000)
             assert faults(page, "#ds-tabs") == [], name
         page.get_by_role("button", name="Two-minute tour").click()
         assert faults(page, ".ds-tour") == []

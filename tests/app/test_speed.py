@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
 from app.messages import pack
 from app.view import session_of
@@ -35,7 +35,7 @@ def long_page(browser: Browser, server: Server) -> Iterator[Page]:
     runs = [long_run(None), long_run("a"), long_run("b"), long_run("c")]
     for page in opened(browser, server.url):
         page.evaluate("text => draftscope.receive(text)", pack(session_of(runs, "long", "uploaded", "Long")))
-        assert page.locator(".ds-step").count() == LANES
+        expect(page.locator(".ds-step")).to_have_count(LANES)
         yield page
 
 
@@ -91,7 +91,7 @@ def test_slices_that_overlap_or_repeat_change_nothing(page: Page) -> None:
     )
     assert page.evaluate("draftscope.state.lanes.map(lane => lane.steps.length)") == [20, 20]
     assert page.evaluate("draftscope.state.lanes[1].starts.slice(0, 4)") == [1, 4, 7, 10]
-    assert page.locator(".ds-lane").nth(1).locator(".ds-chip").count() == 1 + 20 * 3
+    expect(page.locator(".ds-lane").nth(1).locator(".ds-chip")).to_have_count(1 + 20 * 3)
 
 
 def test_first_view_does_not_import_torch() -> None:

@@ -36,8 +36,7 @@ def test_race_replays_all_lanes_on_one_clock(page: Page) -> None:
     page.wait_for_function(
         "[...document.querySelectorAll('.ds-race-count')].every(c => c.textContent.includes('tokens in'))", timeout=30_000
     )
-    shown = race.locator(".ds-race-text").nth(1).locator(".ds-chip").count()
-    assert shown == 64
+    expect(race.locator(".ds-race-text").nth(1).locator(".ds-chip")).to_have_count(64)
     expect(race.get_by_role("button", name="Start", exact=True)).to_be_visible()
 
 
@@ -87,7 +86,8 @@ def test_the_tour_walks_through_the_live_page_and_can_be_left(page: Page) -> Non
     page.get_by_role("button", name="Two-minute tour").click()
     card = page.get_by_role("dialog")
     seen = []
-    for _ in range(7):
+    for stop in range(1, 8):
+        expect(card.locator(".ds-tour-count")).to_have_text(f"{stop} of 7")
         seen.append(card.inner_text())
         expect(page.locator(".ds-toured")).to_have_count(1)
         card.locator(".ds-play").click()
