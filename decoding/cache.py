@@ -84,6 +84,11 @@ class SlotLayer(_FixedLayer):
         super().__init__(capacity)
         self.place = place
 
+    def lazy_initialization(self, key_states: torch.Tensor, value_states: torch.Tensor) -> None:
+        super().lazy_initialization(key_states, value_states)
+        self.keys.zero_()
+        self.values.zero_()  # masked rows are multiplied by 0, and 0 * NaN of unwritten memory is NaN
+
     def get_seq_length(self) -> int:
         return self.place()[2] - 1
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from decoding import Settings, UsageError, generate, load_target
+from decoding.cache import SlotCache
 from decoding.chat import encode_prompt
 from heads import load_head
 from heads.cli import main
@@ -143,3 +144,14 @@ def test_a_new_target_from_text_to_head_on_the_command_line(method, folder, targ
     prompts.write_text(json.dumps({"id": "1", "category": "sea", "turns": ["How is the sea?"]}) + "\n")
     assert main(["evaluate", *common, "--head", str(head), "--prompts", str(prompts), "--max-new-tokens", "16"]) == 0
     assert torch.is_tensor(load_head(str(head), target).draft_vocab)
+
+
+def test_unwritten_rows_of_a_slot_cache_stay_out_of_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    # memory comes back dirty now and then, and a masked row counts 0 times whatever is in it: NaN for NaN
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda self, *shape: torch.full(shape, torch.nan, dtype=self.dtype))
+    cache = SlotCache(1, 2, 8, torch.device("cpu"))
+    mask = cache.place(torch.tensor([0, 5]))
+    row = torch.ones(2, 1, 1, 4)
+    keys, values = cache.layers[0].update(row, row)
+    mixed = torch.nn.functional.scaled_dot_product_attention(row, keys, values, attn_mask=mask)
+    assert torch.isfinite(mixed).all()
