@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from decoding.engine import Generation, generate, stream
     from decoding.errors import DraftscopeError, UsageError
+    from decoding.loading import load_target
     from decoding.records import Run, Settings, Step
-    from decoding.target import Target, load_target
+    from decoding.target import Target
 
 _HOME = {
     "Generation": "decoding.engine",
@@ -22,7 +23,7 @@ _HOME = {
     "Settings": "decoding.records",
     "Step": "decoding.records",
     "Target": "decoding.target",
-    "load_target": "decoding.target",
+    "load_target": "decoding.loading",
 }
 
 __all__ = ["DraftscopeError", "Generation", "Run", "Settings", "Step", "Target", "UsageError", "generate", "load_target", "stream"]

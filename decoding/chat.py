@@ -1,9 +1,13 @@
 """Chat templates, read from the tokenizer: what stands before, between and after the turns, and prompts as token ids."""
 
+import json
+import re
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateError
+from tokenizers import Tokenizer
 
 from decoding.errors import UsageError
 
@@ -32,15 +36,29 @@ def _rendered(tokenizer: Any, messages: Sequence[Message], opens_answer: bool) -
         raise UsageError(f"the target's chat template refuses this conversation: {error}") from error
 
 
+def closing_ids(tokenizer: Any) -> list[int]:
+    """The token that the chat template closes an answer with (`<|im_end|>`, `</s>`, ...); none where it has no template."""
+    if not getattr(tokenizer, "chat_template", None):
+        return []
+    try:
+        after = template_pieces(tokenizer, ["user", "assistant"])[-1]
+    except UsageError:  # a template that does not show whole turns closes them in a way of its own
+        return []
+    found = _control(tokenizer).match(after.lstrip())
+    return encode(tokenizer, found[0]) if found else []
+
+
 def encode(tokenizer: Any, text: str, *, plain: bool = False) -> list[int]:
     """Token ids of a text, no token added; `plain` keeps text that looks like a control token what it is: text."""
-    return tokenizer(text, add_special_tokens=False, split_special_tokens=plain)["input_ids"]
+    if plain and _control(tokenizer).search(text):
+        return _text_ids(tokenizer, text, True)
+    return tokenizer(text, add_special_tokens=False)["input_ids"]
 
 
 def encode_prompt(tokenizer: Any, prompt: str | Sequence[Message]) -> list[int]:
     """A user's text, or a conversation, as the target expects it.
 
-    Control tokens come from the template only. What a person typed is encoded as text, `<|im_end|>` included.
+    Control tokens come from the template only. What a person typed is encoded as text, `<|im_end|>` and `<think>` included.
 
     Raises:
         UsageError: an empty prompt, a message without role or content, or a target without a tokenizer.
@@ -56,14 +74,75 @@ def encode_prompt(tokenizer: Any, prompt: str | Sequence[Message]) -> list[int]:
     contents = [message["content"] for message in messages]
     if any("\ud800" <= character <= "\udfff" for content in contents for character in content):
         raise UsageError("the prompt is not valid text: it holds half of a surrogate pair")
-    if not getattr(tokenizer, "chat_template", None):
-        return tokenizer("\n\n".join(contents), split_special_tokens=True)["input_ids"]
-    # every token that the tokenizer would not read as text, not only those it has a use for (all_special_tokens)
-    control = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
-    if not any(token in content for token in control for content in contents):
-        return encode(tokenizer, _rendered(tokenizer, messages, True))
+    templated = bool(getattr(tokenizer, "chat_template", None))
+    typed = any(_control(tokenizer).search(content) for content in contents)
+    if not templated:  # a base model: the tokenizer's own opening (its BOS, say), then the text
+        text = "\n\n".join(contents)
+        return tokenizer("")["input_ids"] + _encode_apart(tokenizer, ["", ""], [text]) if typed else tokenizer(text)["input_ids"]
+    rendered = _rendered(tokenizer, messages, True)
+    if not typed:
+        return encode(tokenizer, rendered)
     pieces = template_pieces(tokenizer, [message["role"] for message in messages])
-    ids = encode(tokenizer, pieces[0])
-    for content, piece in zip(contents, pieces[1:], strict=True):
-        ids += encode(tokenizer, content, plain=True) + encode(tokenizer, piece)
+    stripped = [content.strip() for content in contents]  # what many templates do
+    return _encode_apart(tokenizer, pieces, stripped if _joined(pieces, stripped) == rendered else contents)
+
+
+def _joined(pieces: Sequence[str], contents: Sequence[str]) -> str:
+    return pieces[0] + "".join(content + piece for content, piece in zip(contents, pieces[1:], strict=True))
+
+
+def _encode_apart(tokenizer: Any, pieces: Sequence[str], contents: Sequence[str]) -> list[int]:
+    """Ids of pieces[0] + contents[0] + pieces[1] + ...: control tokens in the pieces are tokens, in the contents they are text.
+
+    The text is cut at the pieces' control tokens, as the tokenizer itself does, and what lies between is encoded by its
+    model alone, which knows no control tokens.
+    """
+    control = _control(tokenizer)
+    ids: list[int] = []
+    between = ""
+
+    def flush() -> None:
+        nonlocal between
+        if between:
+            ids.extend(_text_ids(tokenizer, between, not ids))
+        between = ""
+
+    for piece, content in zip(pieces, [*contents, ""], strict=True):
+        for place, part in enumerate(control.split(piece)):
+            if place % 2:
+                flush()
+                ids.extend(encode(tokenizer, part))
+            else:
+                between += part
+        between += content
+    flush()
     return ids
+
+
+def _control(tokenizer: Any) -> re.Pattern[str]:
+    """All that is matched before the model reads text, special or not (Qwen's `<think>` is not), the longest first, each
+    with the blanks that it swallows."""
+    tokens = sorted(tokenizer.added_tokens_decoder.values(), key=lambda token: len(token.content), reverse=True)
+    each = [r"\s*" * token.lstrip + re.escape(token.content) + r"\s*" * token.rstrip for token in tokens if token.content]
+    return re.compile(f"({'|'.join(each) or '(?!)'})")
+
+
+def _text_ids(tokenizer: Any, text: str, first: bool) -> list[int]:
+    backend = getattr(tokenizer, "backend_tokenizer", None)
+    if backend is None:
+        raise UsageError("the prompt holds a control token of the target, and its tokenizer can't read one as text: leave it out")
+    opening, later = _without_added(backend.to_str())
+    return (opening if first else later).encode(text, add_special_tokens=False).ids
+
+
+@lru_cache(maxsize=2)
+def _without_added(spec: str) -> tuple[Tokenizer, Tokenizer]:
+    """A tokenizer's model with no added tokens: for the beginning of a text, and for what follows a control token there
+    (sentencepiece puts its blank before the very first word only, unless told otherwise)."""
+    told = json.loads(spec) | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    opening = Tokenizer.from_str(json.dumps(told))
+    steps = [told.get("pre_tokenizer") or {}, *(told.get("pre_tokenizer") or {}).get("pretokenizers", [])]
+    for step in steps:
+        if step.get("prepend_scheme") == "first":
+            step["prepend_scheme"] = "never"
+    return opening, Tokenizer.from_str(json.dumps(told))

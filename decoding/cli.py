@@ -31,9 +31,13 @@ def run_command(command: Callable[[], None]) -> int:
 
 def add_target_options(parser: argparse.ArgumentParser) -> None:
     """--target, --device, --dtype, --threads: the same everywhere."""
-    parser.add_argument("--target", default="embedded", help="'embedded', a folder, or a hub id (default: %(default)s)")
+    parser.add_argument(
+        "--target",
+        default="embedded",
+        help="'embedded', a folder, or a hub id such as org/name or org/name@revision (default: %(default)s)",
+    )
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: %(default)s)")
-    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: %(default)s)")
+    parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16, float16; on a GPU also 8bit, 4bit (default: %(default)s)")
     parser.add_argument("--threads", type=int, help="CPU threads (default: torch's choice)")
 
 
@@ -66,7 +70,7 @@ def prepare(arguments: argparse.Namespace):
     import torch
     from transformers.utils import logging
 
-    from decoding.target import load_target
+    from decoding.loading import load_target
 
     logging.disable_progress_bar()
     if arguments.threads is not None:

@@ -318,6 +318,7 @@ def environment(target: Target) -> Environment:
         dtype=str(target.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         machine=name,
+        notes=target.notes,
         versions={"python": platform.python_version(), "torch": torch.__version__, "transformers": version("transformers")},
     )
 

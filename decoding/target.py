@@ -1,21 +1,15 @@
 """The target: any causal language model that transformers loads, driven row by row with explicit masks and positions."""
 
-import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from decoding.attention import use_grouped_attention
 from decoding.cache import TreeCache
-from decoding.embedded import NAME, embedded_path
-from decoding.errors import DraftscopeError, UsageError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # byte-level BPE writes each byte as one printable character
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
 
@@ -28,7 +22,7 @@ class Target:
     model: PreTrainedModel
     tokenizer: Any | None
     stop_token_ids: frozenset[int]
-    sharded: bool = False
+    notes: tuple[str, ...] = ()  # what a run says of how the target was loaded
     hidden_size: int = field(init=False)
     vocab_size: int = field(init=False)
     context_length: int = field(init=False)
@@ -57,8 +51,8 @@ class Target:
 
     @property
     def device(self) -> torch.device:
-        """Where features arrive and heads live (of a sharded target: the device of its `lm_head`)."""
-        return self.lm_head.weight.device if not self.lm_head.weight.is_meta else self.embedding.weight.device
+        """Where features arrive and heads live (of a target on several devices: that of its `lm_head`)."""
+        return self.lm_head.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
@@ -124,92 +118,3 @@ class Target:
         if not self._layer_types:
             return sliding  # Mistral: every layer slides
         return {"full_attention": full, "sliding_attention": sliding}
-
-
-def pick_device(device: str = "auto") -> str:
-    """`auto` is CUDA where there is a GPU, else the CPU."""
-    if device == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        kind = torch.device(device).type
-    except RuntimeError:
-        kind = ""
-    if kind not in ("cpu", "cuda"):
-        raise UsageError(f"unknown device {device!r}: possible are auto, cpu, cuda and cuda:N")
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise UsageError("device 'cuda' was asked for, but torch sees no GPU here: use --device cpu")
-    return device
-
-
-def pick_dtype(dtype: str, device: str) -> torch.dtype:
-    """`auto` is bfloat16 where the hardware computes in it (else float16 on a GPU, float32 on a CPU)."""
-    if dtype != "auto":
-        if dtype not in DTYPES:
-            raise UsageError(f"unknown dtype {dtype!r}: possible are auto, {', '.join(DTYPES)}")
-        return DTYPES[dtype]
-    if device.startswith("cuda"):
-        return torch.bfloat16 if torch.cuda.is_bf16_supported(including_emulation=False) else torch.float16
-    abilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    native = abilities.get("amx_bf16") or abilities.get("avx512_bf16") or abilities.get("arm_bf16")
-    return torch.bfloat16 if native else torch.float32
-
-
-def load_target(source: str, device: str = "auto", dtype: str = "auto") -> Target:
-    """Load a target.
-
-    Args:
-        source: "embedded", a folder, or a hub id.
-        device: "auto", "cpu", "cuda" or "cuda:N"; "auto" spreads the target over several GPUs where there are several.
-        dtype: "auto", "float32", "bfloat16" or "float16".
-
-    Raises:
-        UsageError: unknown source, device or dtype, or an architecture that can't be used.
-        DraftscopeError: the files are there but can't be loaded.
-    """
-    picked = pick_device(device)
-    kind = pick_dtype(dtype, picked)
-    path = str(embedded_path()) if source == "embedded" else source
-    if (
-        source != "embedded"
-        and not Path(path).is_dir()
-        and (Path(path).exists() or len(Path(path).parts) != 2 or path.startswith((".", "/", "~")))
-    ):
-        raise UsageError(f"unknown target {source!r}: give 'embedded', a folder with config.json, or a hub id such as 'org/name'")
-    sharded = device == "auto" and picked == "cuda" and torch.cuda.device_count() > 1
-    try:
-        config = AutoConfig.from_pretrained(path)
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, device_map="auto" if sharded else picked)
-    except (OSError, ValueError, KeyError, RuntimeError) as error:
-        raise _unloadable(source, error) from error
-    if model.get_output_embeddings() is None or config.is_encoder_decoder:
-        raise UsageError(f"target {source!r} ({config.model_type}) is not a causal language model with an lm_head")
-    model.eval().requires_grad_(False)
-    use_grouped_attention(model)
-    name = NAME if source == "embedded" else Path(path).resolve().name if Path(path).is_dir() else source
-    return Target(name, model, _tokenizer(path), _stop_ids(path, model), sharded)
-
-
-def _unloadable(source: str, error: Exception) -> DraftscopeError:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    kind = UsageError if isinstance(error, OSError) and not Path(source).is_dir() else DraftscopeError
-    return kind(f"target {source!r} can't be loaded: {first}")
-
-
-def _tokenizer(path: str) -> Any | None:
-    """The target's tokenizer, or None where the folder has none (raw token ids still work)."""
-    folder = Path(path)
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
-    if folder.is_dir() and not any((folder / name).exists() for name in names):
-        return None
-    return AutoTokenizer.from_pretrained(path)
-
-
-def _stop_ids(path: str, model: PreTrainedModel) -> frozenset[int]:
-    """All stop tokens of the generation config (such as `<|eot_id|>`), else the model config's."""
-    try:
-        stops = GenerationConfig.from_pretrained(path).eos_token_id
-    except (OSError, json.JSONDecodeError):
-        stops = None
-    if stops is None:
-        stops = model.config.get_text_config().eos_token_id
-    return frozenset([stops] if isinstance(stops, int) else stops or [])
