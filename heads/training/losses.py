@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-CHUNK = 1024  # rows whose logits are held at once
+CHUNK = 1024  # rows whose logits are held at once: as many as a matrix product likes
+BLOCK_VALUES = 400_000  # logits of a chunk that are worked on at once on a CPU: as many as stay in a core's cache
 STATISTICS = ("feature", "soft", "top", "agreement")
 
 
@@ -40,11 +41,13 @@ class Teacher:
         out = torch.empty(len(features), len(lm_head), dtype=lm_head.dtype, device=features.device)
         best = torch.empty(len(features), top_k, device=features.device)
         best_ids = torch.empty(len(features), top_k, dtype=torch.long, device=features.device)
-        for start in range(0, len(features), CHUNK):
-            rows = slice(start, start + CHUNK)
-            out[rows] = torch.softmax(functional.linear(features[rows].to(lm_head.dtype), lm_head).float(), dim=-1)
-            found = out[rows].topk(top_k, dim=-1)
-            best[rows], best_ids[rows] = found.values.float(), found.indices
+        for chunk in _slices(len(features), CHUNK):
+            logits = functional.linear(features[chunk].to(lm_head.dtype), lm_head)
+            for block in _blocks(logits):
+                rows = slice(chunk.start + block.start, chunk.start + block.stop)
+                out[rows] = torch.softmax(logits[block], dim=-1, dtype=torch.float32)
+                found = out[rows].topk(top_k, dim=-1)
+                best[rows], best_ids[rows] = found.values.float(), found.indices
         return cls(out, best, best_ids)
 
     @classmethod
@@ -53,6 +56,16 @@ class Teacher:
         out = torch.zeros(len(ids), vocab, dtype=dtype, device=ids.device).scatter_(1, ids[:, None], 1.0)
         found = out.topk(min(top_k, vocab), dim=-1)
         return cls(out, found.values.float(), found.indices)
+
+
+def _slices(rows: int, size: int) -> list[slice]:
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _blocks(logits: torch.Tensor) -> list[slice]:
+    """Rows to work on at once: ten passes over a block that stays in the cache cost less than three over one that does not."""
+    rows = len(logits) if logits.is_cuda else max(1, BLOCK_VALUES // logits.shape[-1])
+    return _slices(len(logits), rows)
 
 
 class _Distillation(torch.autograd.Function):
@@ -68,30 +81,27 @@ class _Distillation(torch.autograd.Function):
         own = ctx.needs_input_grad[1]
         head_gradient = torch.zeros(lm_head.shape, dtype=torch.float32, device=hidden.device) if own else None
         matrix = lm_head.to(teacher.probabilities.dtype)
-        sums = torch.zeros(3, dtype=torch.float64, device=hidden.device)  # soft loss, top loss, agreements
-        for start in range(0, len(hidden), CHUNK):
-            rows = slice(start, start + CHUNK)
-            weights = row_weights[rows].float()
-            inputs = hidden[rows].to(matrix.dtype)
-            logits = functional.linear(inputs, matrix).float()
-            p, best, best_ids = teacher.probabilities[rows].float(), teacher.best[rows], teacher.best_ids[rows]
-            lse = logits.logsumexp(dim=-1)
-            soft_loss = lse * p.sum(-1) - (p * logits).sum(-1)
-            top_loss = lse * best.sum(-1) - (best * logits.gather(1, best_ids)).sum(-1)
-            sums[0] += (soft_loss * weights).sum()
-            sums[1] += (top_loss * weights).sum()
-            sums[2] += ((logits.argmax(-1) == best_ids[:, 0]) * weights).sum()
-            mass = soft * p.sum(-1) + top * best.sum(-1)
-            grad = torch.exp_(logits.sub_(lse[:, None])).mul_(mass[:, None])
-            grad.sub_(p, alpha=soft)
-            if top:
-                grad.scatter_add_(1, best_ids, -top * best)
-            grad = grad.mul_(weights[:, None]).to(matrix.dtype)
-            gradient[rows] = (grad @ matrix).float()
+        figures = torch.empty(3, len(hidden), device=hidden.device)  # soft loss, top loss, agreement of each row
+        for chunk in _slices(len(hidden), CHUNK):
+            inputs = hidden[chunk].to(matrix.dtype)
+            logits = functional.linear(inputs, matrix)  # becomes their gradient, block by block
+            for block in _blocks(logits):
+                rows = slice(chunk.start + block.start, chunk.start + block.stop)
+                log_q = torch.log_softmax(logits[block], dim=-1, dtype=torch.float32)
+                p, best, best_ids = teacher.probabilities[rows].float(), teacher.best[rows], teacher.best_ids[rows]
+                figures[0, rows] = -(p * log_q).sum(-1)
+                figures[1, rows] = -(best * log_q.gather(1, best_ids)).sum(-1)
+                figures[2, rows] = (log_q.argmax(-1) == best_ids[:, 0]).float()
+                mass = soft * p.sum(-1) + top * best.sum(-1)
+                grad = log_q.exp_().mul_(mass[:, None]).sub_(p, alpha=soft)
+                if top:
+                    grad.scatter_add_(1, best_ids, -top * best)
+                logits[block] = grad.mul_(row_weights[rows].float()[:, None])
+            gradient[chunk] = (logits @ matrix).float()
             if own:
-                head_gradient += (grad.T @ inputs).float()
+                head_gradient += (logits.T @ inputs).float()
+        soft_sum, top_sum, agreed = (figures.double() @ row_weights.double()).float()
         ctx.save_for_backward(gradient.to(hidden.dtype), head_gradient)
-        soft_sum, top_sum, agreed = sums.float()
         ctx.mark_non_differentiable(soft_sum, top_sum, agreed)
         return soft * soft_sum + top * top_sum, soft_sum, top_sum, agreed
 

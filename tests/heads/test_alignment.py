@@ -111,4 +111,9 @@ def test_reference_training_step() -> None:
     torch.nn.utils.clip_grad_value_(parameters.values(), wanted["grad_clip_value"])
     optimizer.step()
     for name, parameter in parameters.items():
-        torch.testing.assert_close(parameter.detach(), data[f"after.{name}"], atol=1e-5, rtol=1e-5)
+        # AdamW's first step is rate * g / (|g| + 1e-8): a gradient of rounding noise alone moves a weight by anything up to the rate
+        noise = data[f"grad.{name}"].abs() < 1e-7
+        assert noise.float().mean() < 0.01
+        off = (parameter.detach() - data[f"after.{name}"]).abs()
+        assert off[~noise].max() <= 1e-5
+        assert off.max() <= 2 * wanted["lr"]
