@@ -4,7 +4,8 @@ import argparse
 import sys
 from typing import NoReturn
 
-from app.models import EMBEDDED, Models
+from app.models import Models
+from app.offers import EMBEDDED
 from decoding.errors import DraftscopeError
 
 

@@ -1,54 +1,22 @@
 """What this server can run: targets and heads, offered without importing torch, loaded when they are first used."""
 
-import json
 import threading
 import time
+import traceback
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.methods import lane_label, method
+from app.offers import EMBEDDED, Offer, TargetOffer, head_offers, target_offers
 from decoding.errors import DraftscopeError, UsageError
 from decoding.records import AUTOREGRESSIVE, Settings
 
 if TYPE_CHECKING:
     from decoding.head import DraftHead
+    from decoding.hub import Progress
     from decoding.target import Target
 
-EMBEDDED = "embedded"
-EMBEDDED_NAME = "SmolLM2-135M-Instruct"
-SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "heads"
 WARM_UP_TOKENS = 8
-
-
-@dataclass(frozen=True)
-class Offer:
-    """One entry of the method list: `source` is what load_head takes, "autoregressive" is plain decoding."""
-
-    source: str
-    method: str
-    label: str
-    layers: int | None = None
-
-
-PLAIN = Offer(AUTOREGRESSIVE, AUTOREGRESSIVE, method(AUTOREGRESSIVE).label)
-
-
-def shipped_heads(folder: Path = SHIPPED) -> list[tuple[str, Offer]]:
-    """(target, offer) of every head in `folder`, read from its config alone: `heads` would import torch for it."""
-    found = []
-    for config in sorted(folder.glob("*/config.json")):
-        try:
-            told = json.loads(config.read_text(encoding="utf-8"))
-            section = told["draftscope"]
-            offer = Offer(
-                config.parent.name, section["method"], lane_label(section["method"], config.parent.name), told.get("num_hidden_layers")
-            )
-            found.append((section["target"], offer))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # not a head of ours: load_head will say what is wrong with it when it is asked for by name
-    order = {EMBEDDED_NAME: 0}
-    return sorted(found, key=lambda pair: (order.get(pair[0], 1), pair[1].layers or 0, pair[1].source))
 
 
 @dataclass
@@ -67,16 +35,20 @@ class Models:
     _warm: set[str] = field(default_factory=set)
     _preloading: bool = False
 
+    def target_offers(self) -> list[TargetOffer]:
+        """The targets a person sees, with the reason where one can't be chosen here."""
+        return target_offers(self.source, self.device, self.dtype)
+
     def targets(self) -> list[str]:
         """Names of the targets a person may choose."""
-        return [self.source]
+        return [offer.source for offer in self.target_offers() if offer.reason is None]
 
     def offers(self, target: str | None = None) -> list[Offer]:
-        """Plain decoding and the heads for a target, in the order of the page."""
-        name = EMBEDDED_NAME if (target or self.source) == EMBEDDED else Path(target or self.source).name
-        shipped = [offer for made_for, offer in shipped_heads() if made_for == name]
-        extra = [Offer(source, "other", Path(source).name) for source in self.extra_heads]
-        return [PLAIN, *shipped, *extra]
+        """Plain decoding and the heads for a target, in the order of the page. Heads that the operator named belong to the
+        server's own target."""
+        target = target or self.source
+        extra = [Offer(source, "other", Path(source).name) for source in self.extra_heads] if target == self.source else []
+        return [*head_offers(target), *extra]
 
     def check(self, target: str, methods: list[str]) -> None:
         """Refuse names that this server does not offer.
@@ -96,23 +68,52 @@ class Models:
     def ready(self, target: str) -> bool:
         return self._loaded == target
 
-    def target(self, source: str) -> "Target":
-        """The target, loaded on the first call; another one loaded before is dropped.
+    def target(self, source: str, progress: "Progress | None" = None) -> "Target":
+        """The target, loaded on the first call in place of the one that was loaded before.
+
+        The old one goes when the new one is there. Where memory does not hold both it goes first, and comes back if the
+        new one can't be loaded: after a failure the server works as before.
 
         Raises:
             DraftscopeError, UsageError: as load_target.
         """
         with self._lock:
             if self._loaded != source:
-                from decoding import load_target  # torch: imported when it is needed, not before the first view
-
-                self._heads.clear()
-                self._warm.clear()
-                self._target = self._loaded = None
-                self._target = load_target(source, self.device, self.dtype)
-                self._loaded = source
+                self._switch(source, progress)
             assert self._target is not None
             return self._target
+
+    def _switch(self, source: str, progress: "Progress | None") -> None:
+        from decoding.hub import silent
+        from decoding.loading import fits, load_target  # torch: imported when it is needed, not before the first view
+
+        kept, tell = self._loaded, progress or silent
+        if kept is not None and not fits(source, self.device, self.dtype, tell):
+            self._drop()
+        try:
+            target = load_target(source, self.device, self.dtype, tell)
+        except DraftscopeError as error:
+            failure = error
+            chain: BaseException | None = error
+            while chain is not None:  # the frames of what failed hold what was read so far
+                traceback.clear_frames(chain.__traceback__)
+                chain = chain.__cause__
+        else:
+            self._drop()
+            self._target, self._loaded = target, source
+            return
+        if kept is not None and self._target is None:
+            self._target, self._loaded = load_target(kept, self.device, self.dtype, tell), kept
+        raise failure
+
+    def _drop(self) -> None:
+        """Let go of the target and its heads, and of the memory they had."""
+        from decoding.loading import release_memory
+
+        self._heads.clear()
+        self._warm.clear()
+        self._target = self._loaded = None
+        release_memory()
 
     def head(self, name: str, target: "Target") -> "DraftHead | None":
         """The head of a method, bound to the target; None = plain decoding."""

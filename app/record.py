@@ -11,7 +11,8 @@ from pathlib import Path
 
 from app.library import RUNS, SUFFIX, save_packed
 from app.methods import METHODS
-from app.models import EMBEDDED, Models
+from app.models import Models
+from app.offers import EMBEDDED
 from app.prompts import PROMPTS, Example, examples
 from decoding.errors import DraftscopeError
 from decoding.records import AUTOREGRESSIVE, Run, Settings

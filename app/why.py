@@ -10,7 +10,7 @@ import plotly.graph_objects as go
 
 from app.charts import SYMBOLS, Chart, Drawn, Look, drawn, marked, marked_as, panels, place, sentence
 from app.methods import lane_label, method
-from app.models import SHIPPED
+from app.offers import SHIPPED
 from decoding.records import Run
 
 MIN_SEEN = 3  # a mean over fewer steps than this says nothing

@@ -7,3 +7,8 @@ class DraftscopeError(Exception):
 
 class UsageError(DraftscopeError, ValueError):
     """The request itself is wrong; the message names the thing and what is possible (exit code 2)."""
+
+
+def first_line(error: BaseException) -> str:
+    """What an error says, in one line."""
+    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__

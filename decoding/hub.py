@@ -14,7 +14,7 @@ from huggingface_hub.errors import (
 )
 from tqdm import tqdm
 
-from decoding.errors import DraftscopeError, UsageError
+from decoding.errors import DraftscopeError, UsageError, first_line
 
 Progress = Callable[[str, float | None], None]  # (what is being done, share that is done or None)
 
@@ -72,7 +72,7 @@ def find(kind: str, source: str, progress: Progress = silent) -> Path:
     except RevisionNotFoundError as error:
         raise UsageError(f"{kind} {name} has no revision {revision!r}") from error
     except HFValidationError as error:
-        raise UsageError(f"unknown {kind} {source!r}: {_first_line(error)}") from error
+        raise UsageError(f"unknown {kind} {source!r}: {first_line(error)}") from error
     except Exception as error:  # whatever kept the hub away (its client's errors have no common base): the cache may have it
         return _cached(kind, name, revision, error)
 
@@ -89,12 +89,8 @@ def _cached(kind: str, name: str, revision: str | None, reason: Exception) -> Pa
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True))
     except LocalEntryNotFoundError:
-        told = f"{kind} {name} can't be had: it is not in the hub's cache here, and the hub can't be reached ({_first_line(reason)})"
+        told = f"{kind} {name} can't be had: it is not in the hub's cache here, and the hub can't be reached ({first_line(reason)})"
         raise DraftscopeError(told) from reason
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
 
 
 def _bar(name: str, progress: Progress) -> type[tqdm]:

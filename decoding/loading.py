@@ -1,13 +1,16 @@
 """Loading a target: where from, in which precision, onto which devices."""
 
+import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pickle import UnpicklingError
 from typing import Any
 
 import torch
 from accelerate import init_empty_weights
+from safetensors import SafetensorError
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig, PreTrainedConfig
 from transformers.utils import is_bitsandbytes_available, logging
@@ -16,7 +19,7 @@ from decoding import hub
 from decoding.attention import use_grouped_attention
 from decoding.chat import closing_ids
 from decoding.embedded import NAME, embedded_path
-from decoding.errors import DraftscopeError, UsageError
+from decoding.errors import DraftscopeError, UsageError, first_line
 from decoding.hub import Progress, silent
 from decoding.known import family_of
 from decoding.memory import free_bytes, gigabytes, weights_bytes
@@ -24,6 +27,8 @@ from decoding.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 QUANTIZED = ("8bit", "4bit")
+# what reading files that were cut, mixed up or made for something else ends in
+BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, MemoryError, EOFError, SafetensorError, UnpicklingError)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
@@ -93,9 +98,9 @@ def load_target(source: str, device: str = "auto", dtype: str = "auto", progress
         where = placement(config, weights_bytes(path, precision), picked, device == "auto" and precision in DTYPES, name)
         with _told(name, progress):
             model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, device_map=where, **options)
-    except (OSError, ValueError, KeyError, RuntimeError, ImportError, json.JSONDecodeError) as error:
-        if isinstance(error, DraftscopeError):
-            raise
+    except DraftscopeError:
+        raise
+    except BROKEN as error:
         raise _unloadable(source, error) from error
     if model.get_output_embeddings() is None or config.is_encoder_decoder:
         raise UsageError(f"target {source!r} ({config.model_type}) is not a causal language model with an lm_head")
@@ -104,6 +109,24 @@ def load_target(source: str, device: str = "auto", dtype: str = "auto", progress
     notes = ((f"{precision[0]}-bit weights (bitsandbytes)",) if precision in QUANTIZED else ()) + spread_notes(model)
     tokenizer = load_tokenizer(path, source)
     return Target(name, model, tokenizer, stop_ids(path, model.config.get_text_config(), tokenizer), notes)
+
+
+def fits(source: str, device: str, dtype: str, progress: Progress = silent) -> bool:
+    """Whether the memory that is free now holds a target. Its files are fetched for that, if they are not here yet.
+
+    Raises:
+        UsageError, DraftscopeError: as load_target, for what can be known before the weights are read.
+    """
+    picked = pick_device(device)
+    precision = pick_precision(dtype, picked)
+    return weights_bytes(find_target(source, progress), precision) <= free_bytes(picked)
+
+
+def release_memory() -> None:
+    """Give back the memory of models that nobody holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def _quantization(precision: str, kind: torch.dtype) -> BitsAndBytesConfig:
@@ -221,8 +244,7 @@ class _Counted:
 
 
 def _unloadable(source: str, error: Exception) -> DraftscopeError:
-    first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-    return DraftscopeError(f"target {source!r} can't be loaded: {first}")
+    return DraftscopeError(f"target {source!r} can't be loaded: {first_line(error)}")
 
 
 def load_tokenizer(path: Path, source: str) -> Any | None:
@@ -232,8 +254,8 @@ def load_tokenizer(path: Path, source: str) -> Any | None:
         return None
     try:
         tokenizer = AutoTokenizer.from_pretrained(path)
-    except (OSError, ValueError, KeyError, ImportError) as error:
-        raise DraftscopeError(f"the tokenizer of target {source!r} can't be loaded: {str(error).strip().splitlines()[0]}") from error
+    except BROKEN as error:
+        raise DraftscopeError(f"the tokenizer of target {source!r} can't be loaded: {first_line(error)}") from error
     family = family_of(source)
     if family and not getattr(tokenizer, "chat_template", None):
         tokenizer.chat_template = family.chat_template

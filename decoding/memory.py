@@ -1,12 +1,14 @@
-"""How much memory there is, and how much a target's weights need."""
+"""How much memory there is, and how much a target's weights need. torch is imported only where a GPU is asked."""
 
 import json
 import os
 import re
+import shutil
+import subprocess
+from functools import cache
 from pathlib import Path
 
 import psutil
-import torch
 
 WEIGHTS = ("*.safetensors", "*.bin")
 STORED = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0}  # bytes a weight
@@ -30,24 +32,36 @@ def weights_bytes(folder: Path, precision: str) -> int:
 def free_bytes(device: str) -> int:
     """Bytes that can still be taken on "cpu" or a "cuda" device."""
     if device.startswith("cuda"):
+        import torch
+
         return torch.cuda.mem_get_info(torch.device(device))[0]
     return min(psutil.virtual_memory().available, *_limits())
 
 
-def total_bytes(device: str) -> int:
-    """All bytes of "cpu" (as far as this process may take them) or a "cuda" device."""
-    if device.startswith("cuda"):
-        return torch.cuda.mem_get_info(torch.device(device))[1]
+def cpu_bytes() -> int:
+    """All the memory that this process may take."""
     return min(psutil.virtual_memory().total, *_limits(used=False))
+
+
+@cache
+def gpu_bytes() -> tuple[int, ...]:
+    """The memory of each NVIDIA GPU, as its driver says (torch would take seconds to be asked)."""
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1") or shutil.which("nvidia-smi") is None:
+        return ()
+    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
+    try:
+        told = subprocess.run(asked, capture_output=True, text=True, timeout=20, check=True).stdout
+        return tuple(int(line) << 20 for line in told.split())
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return ()  # a driver that does not answer: what needs a GPU is refused when it is loaded
 
 
 def _limits(used: bool = True) -> list[int]:
     """What a container leaves of the machine: its control group's limit, and what Spaces say in MEMORY (such as 16Gi)."""
     found = []
-    own = psutil.Process().memory_info().rss if used else 0
     told = re.fullmatch(r"(\d+)\s*Gi?", os.environ.get("MEMORY", ""))
     if told and os.environ.get("SPACE_ID"):
-        found.append((int(told[1]) << 30) - own)
+        found.append((int(told[1]) << 30) - (psutil.Process().memory_info().rss if used else 0))
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
         if limit.isdigit():

@@ -59,12 +59,12 @@ def test_a_container_s_limit_is_the_memory_there_is(monkeypatch: pytest.MonkeyPa
     (tmp_path / "memory.max").write_text("3000000000\n")
     (tmp_path / "memory.current").write_text("1000000000\n")
     monkeypatch.setattr(memory, "_CGROUP", tmp_path)
-    assert memory.free_bytes("cpu") <= 2_000_000_000 and memory.total_bytes("cpu") <= 3_000_000_000
+    assert memory.free_bytes("cpu") <= 2_000_000_000 and memory.cpu_bytes() <= 3_000_000_000
     (tmp_path / "memory.max").write_text("max\n")
-    assert memory.total_bytes("cpu") > 3_000_000_000
+    assert memory.cpu_bytes() > 3_000_000_000
     monkeypatch.setenv("SPACE_ID", "someone/space")
     monkeypatch.setenv("MEMORY", "2Gi")
-    assert memory.total_bytes("cpu") == 2 << 30
+    assert memory.cpu_bytes() == 2 << 30
 
 
 def test_progress_of_reading_is_told() -> None:

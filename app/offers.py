@@ -1,0 +1,129 @@
+"""What a person may choose: targets that fit this machine, and for each the heads that were made for it. No torch here."""
+
+import json
+import os
+import shutil
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from huggingface_hub import constants
+
+from app.methods import lane_label, method
+from decoding.known import KnownTarget, catalogue
+from decoding.memory import HELD, cpu_bytes, gigabytes, gpu_bytes
+from decoding.records import AUTOREGRESSIVE
+
+EMBEDDED = "embedded"
+EMBEDDED_NAME = "SmolLM2-135M-Instruct"
+SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "heads"
+ROOM = 1_000_000_000  # bytes beside the weights: torch, keys and values, what a forward over a tree holds
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One entry of the method list: `source` is what load_head takes, "autoregressive" is plain decoding."""
+
+    source: str
+    method: str
+    label: str
+    layers: int | None = None
+
+
+PLAIN = Offer(AUTOREGRESSIVE, AUTOREGRESSIVE, method(AUTOREGRESSIVE).label)
+
+
+@dataclass(frozen=True)
+class TargetOffer:
+    """One entry of the target list."""
+
+    source: str  # what load_target takes
+    title: str
+    needs: int | None  # bytes of memory, in the precision that would be used; None: not known before it is loaded
+    reason: str | None = None  # why it can't be chosen here
+    note: str = ""  # what to know before it is chosen
+    licence: str | None = None
+    gated: bool = False
+    tested: bool = False
+
+
+def shipped_heads(folder: Path = SHIPPED) -> list[tuple[str, Offer]]:
+    """(target, offer) of every head in `folder`, read from its config alone: `heads` would import torch for it."""
+    found = []
+    for config in sorted(folder.glob("*/config.json")):
+        try:
+            told = json.loads(config.read_text(encoding="utf-8"))
+            section = told["draftscope"]
+            offer = Offer(
+                config.parent.name, section["method"], lane_label(section["method"], config.parent.name), told.get("num_hidden_layers")
+            )
+            found.append((section["target"], offer))
+        except (OSError, ValueError, KeyError, TypeError):
+            continue  # not a head of ours: load_head will say what is wrong with it when it is asked for by name
+    order = {EMBEDDED_NAME: 0}
+    return sorted(found, key=lambda pair: (order.get(pair[0], 1), pair[1].layers or 0, pair[1].source))
+
+
+def head_offers(target: str) -> list[Offer]:
+    """Plain decoding and the heads made for a target, shipped ones first."""
+    name = EMBEDDED_NAME if target == EMBEDDED else Path(target.partition("@")[0]).name
+    shipped = [offer for made_for, offer in shipped_heads() if made_for == name]
+    released = [Offer(head.source, head.method, lane_label(head.method, Path(head.source).name)) for head in catalogue().heads_for(target)]
+    return [PLAIN, *shipped, *released]
+
+
+def target_offers(own: str, device: str = "auto", dtype: str = "auto") -> list[TargetOffer]:
+    """The server's own target, then the catalogue's, each with the reason where it can't be chosen here.
+
+    A Space serves its own target only: another one would be loaded for every visitor.
+    """
+    known = {entry.source: entry for entry in catalogue().targets}
+    mine = catalogue().target(own)
+    space = os.environ.get("SPACE_ID")
+    out = [_offer(mine, device, dtype, own) if mine else TargetOffer(own, own if own.count("/") == 1 else Path(own).name, None)]
+    for entry in known.values():
+        if entry is mine:
+            continue
+        offer = _offer(entry, device, dtype, entry.source)
+        if space:
+            offer = TargetOffer(**{**vars(offer), "reason": "this Space serves one target; run Draftscope on your own machine for others"})
+        out.append(offer)
+    return out
+
+
+def _offer(entry: KnownTarget, device: str, dtype: str, source: str) -> TargetOffer:
+    gpus = gpu_bytes() if device != "cpu" else ()
+    precision = dtype if dtype in HELD else "bfloat16" if gpus or _computes_in_half() else "float32"
+    needs = int(entry.parameters * HELD[precision]) + ROOM
+    facts = {"licence": entry.licence, "gated": entry.gated, "tested": entry.tested}
+    disk = 2 * entry.parameters
+    there = Path(constants.HF_HUB_CACHE) / f"models--{entry.source.replace('/', '--')}"
+    one, together = max(gpus, default=0) if gpus else cpu_bytes(), sum(gpus) + cpu_bytes()
+    reason, note = None, ""
+    if needs > one and (needs > together or not gpus or device != "auto" or precision in ("8bit", "4bit")):
+        reason = f"needs {gigabytes(needs)} of memory, this machine has {_machine(gpus)}"
+    elif needs > one:
+        note = "several GPUs" if needs <= sum(gpus) else "partly in the CPU's memory: slow"
+    if reason is None and entry.source != EMBEDDED and not there.is_dir() and disk > (free := _free_disk()):
+        reason = f"is {gigabytes(disk)} to fetch, the disk has {gigabytes(free)} free"
+    return TargetOffer(source, entry.title, needs, reason, note, **facts)
+
+
+def _machine(gpus: tuple[int, ...]) -> str:
+    ram = f"{gigabytes(cpu_bytes())} of CPU memory"
+    return f"{' + '.join(gigabytes(size) for size in gpus)} on GPUs and {ram}" if gpus else ram
+
+
+def _free_disk() -> int:
+    """Bytes free where the hub's files go."""
+    folder = Path(constants.HF_HUB_CACHE)
+    return shutil.disk_usage(next(path for path in (folder, *folder.parents) if path.is_dir())).free
+
+
+@cache
+def _computes_in_half() -> bool:
+    """Whether this CPU computes in bfloat16 (load_target asks torch for the same)."""
+    try:
+        return any(name in Path("/proc/cpuinfo").read_text() for name in ("amx_bf16", "avx512_bf16", " bf16"))
+    except OSError:
+        return False

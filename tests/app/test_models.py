@@ -1,0 +1,119 @@
+"""The registry: which targets and heads are offered where, and changing targets."""
+
+import gc
+import shutil
+import weakref
+from pathlib import Path
+
+import pytest
+
+from app import offers
+from app.models import Models
+from app.offers import head_offers, target_offers
+from decoding import DraftscopeError, UsageError, generate, loading
+from decoding.known import catalogue
+from decoding.records import Settings
+from tests.app.tiny import GOLDEN
+
+BASE = str(GOLDEN / "tiny_base")
+MEDUSA = str(GOLDEN / "medusa_tiny")
+PROMPT = [72, 101, 108, 108, 111]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    """Says how much memory there is."""
+
+    def have(cpu: float, *gpus: float, disk: float = 1000.0) -> None:
+        monkeypatch.setattr(offers, "cpu_bytes", lambda: int(cpu * 1e9))
+        monkeypatch.setattr(offers, "gpu_bytes", lambda: tuple(int(size * 1e9) for size in gpus))
+        monkeypatch.setattr(offers, "_free_disk", lambda: int(disk * 1e9))
+        monkeypatch.setattr(offers, "_computes_in_half", lambda: True)
+
+    return have
+
+
+def found(source: str, **asked: str) -> offers.TargetOffer:
+    return next(offer for offer in target_offers("embedded", **asked) if offer.source == source)
+
+
+def test_what_does_not_fit_is_greyed_out_with_the_reason(machine) -> None:
+    machine(16)
+    assert found("embedded").reason is None
+    assert found("lmsys/vicuna-7b-v1.3").reason is None
+    assert found("lmsys/vicuna-13b-v1.3").reason == "needs 27.0 GB of memory, this machine has 16.0 GB of CPU memory"
+    assert "needs 28.0 GB" in found("lmsys/vicuna-7b-v1.3", dtype="float32").reason
+    machine(16, disk=5)
+    assert found("lmsys/vicuna-7b-v1.3").reason == "is 13.5 GB to fetch, the disk has 5.0 GB free"
+
+
+def test_several_gpus_and_the_cpus_memory_count(machine) -> None:
+    machine(64, 24)
+    assert found("meta-llama/Meta-Llama-3-8B-Instruct").note == ""
+    assert found("lmsys/vicuna-13b-v1.3").note == "partly in the CPU's memory: slow"
+    assert found("lmsys/vicuna-13b-v1.3", device="cuda:0").reason.startswith("needs 27.0 GB")
+    assert found("lmsys/vicuna-13b-v1.3", device="cuda:0", dtype="4bit").reason is None
+    assert "24.0 GB on GPUs and 64.0 GB of CPU memory" in found("meta-llama/Meta-Llama-3-70B-Instruct").reason
+    machine(64, 80, 80)
+    assert found("meta-llama/Meta-Llama-3-70B-Instruct").note == "several GPUs"
+
+
+def test_a_space_serves_its_own_target(machine, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(1000)
+    monkeypatch.setenv("SPACE_ID", "someone/draftscope")
+    assert [offer.source for offer in target_offers("embedded") if offer.reason is None] == ["embedded"]
+    with pytest.raises(UsageError, match="this server offers embedded"):
+        Models().check("lmsys/vicuna-7b-v1.3", ["autoregressive"])
+
+
+def test_heads_belong_to_the_target_they_were_made_for(machine) -> None:
+    machine(1000)
+    assert [offer.source for offer in head_offers("embedded")][:3] == ["autoregressive", "eagle", "hass"]
+    vicuna = [offer.source for offer in head_offers("lmsys/vicuna-7b-v1.3")]
+    assert vicuna == ["autoregressive", "yuhuili/EAGLE-Vicuna-7B-v1.3", "FasterDecoding/medusa-vicuna-7b-v1.3"]
+    assert [offer.source for offer in head_offers("/models/vicuna-7b-v1.3")] == vicuna, "a folder is known by its name"
+    with pytest.raises(UsageError, match="unknown method 'hass'"):
+        Models().check("lmsys/vicuna-7b-v1.3", ["autoregressive", "hass"])
+
+
+def test_every_entry_of_the_catalogue_stands_on_its_target() -> None:
+    known = catalogue()
+    sources = [target.source for target in known.targets]
+    assert len(set(sources)) == len(sources) and sources[0] == "embedded"
+    assert {head.target for head in known.heads} <= set(sources)
+    assert {head.layout for head in known.heads} == {"eagle", "medusa-v1", "medusa-v2"}
+
+
+def test_changing_the_target_frees_the_old_one() -> None:
+    models = Models(BASE, "cpu", "float32")
+    old = models.target(BASE)
+    models.head(str(GOLDEN / "hass_tiny" / "head_mid"), old)
+    watched = weakref.ref(old.model)
+    del old
+    assert models.target(MEDUSA).name == "medusa_tiny" and models.ready(MEDUSA) and not models.ready(BASE)
+    gc.collect()
+    assert watched() is None
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_target_that_can_not_be_loaded_leaves_the_old_one_working(room: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    broken = tmp_path / "broken"
+    shutil.copytree(BASE, broken)
+    for weights in broken.glob("*.safetensors"):
+        weights.write_bytes(weights.read_bytes()[:9000])
+    models = Models(BASE, "cpu", "float32")
+    wanted = generate(models.target(BASE), None, PROMPT, Settings(max_new_tokens=8)).output_ids
+    monkeypatch.setattr(loading, "fits", lambda *_: room)
+    with pytest.raises(DraftscopeError, match="can't be loaded"):
+        models.target(str(broken))
+    assert models.ready(BASE)
+    head = models.head(str(GOLDEN / "hass_tiny" / "head_mid"), models.target(BASE))
+    assert generate(models.target(BASE), head, PROMPT, Settings(max_new_tokens=8)).output_ids == wanted
+
+
+def test_a_target_that_can_not_be_had_drops_nothing() -> None:
+    models = Models(BASE, "cpu", "float32")
+    old = models.target(BASE)
+    with pytest.raises(UsageError, match="unknown target"):
+        models.target("nowhere-at-all")
+    assert models.target(BASE) is old
