@@ -83,12 +83,27 @@ def add_endpoints(models: Models, device: str) -> None:
         ]
 
     def targets() -> list:
-        """The targets that /compare takes.
+        """The targets that this server knows, its own first, and which of them /compare takes.
 
         Returns:
-            A list of names.
+            A list of {"name", "title", "available", "reason", "note", "needs_bytes", "licence", "gated", "tested", "loaded"};
+            name is what /compare takes, reason says why one is not available here.
         """
-        return models.targets()
+        return [
+            {
+                "name": offer.source,
+                "title": offer.title,
+                "available": offer.reason is None,
+                "reason": offer.reason,
+                "note": offer.note,
+                "needs_bytes": offer.needs,
+                "licence": offer.licence,
+                "gated": offer.gated,
+                "tested": offer.tested,
+                "loaded": models.ready(offer.source),
+            }
+            for offer in models.target_offers()
+        ]
 
     gr.api(compare, api_name="compare", concurrency_id=device, concurrency_limit=1)
     gr.api(methods, api_name="methods", queue=False)

@@ -16,7 +16,9 @@ def client(server: Server) -> Client:
 
 
 def test_methods_and_targets(client: Client, server: Server) -> None:
-    assert client.predict(api_name="/targets") == [server.models.source]
+    own, *others = client.predict(api_name="/targets")
+    assert own["name"] == server.models.source and own["available"] and own["reason"] is None
+    assert all(entry["available"] == (entry["reason"] is None) for entry in others)
     told = client.predict(api_name="/methods")
     assert [entry["label"] for entry in told] == ["Plain decoding", "eagle", "hass"]
 
