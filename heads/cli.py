@@ -50,6 +50,13 @@ def _synthesize(arguments: argparse.Namespace) -> None:
     print(json.dumps(report, indent=1))
 
 
+def _pack(arguments: argparse.Namespace) -> None:
+    target = prepare(arguments)
+    from heads.training.data import pack
+
+    print(json.dumps(pack(arguments.data, arguments.out, target), indent=1))
+
+
 def _train(arguments: argparse.Namespace) -> None:
     from heads.training.allocator import keep_memory
     from heads.training.recipe import recipe_for
@@ -109,12 +116,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     synthesize.add_argument("--seed", type=int, default=0, help="default: %(default)s")
     synthesize.set_defaults(function=_synthesize)
 
+    packing = commands.add_parser("pack", help="put text folders together into one small folder, each dialogue once")
+    add_target_options(packing)
+    packing.add_argument("data", type=Path, nargs="+", help="folders made by 'synthesize'")
+    packing.add_argument("--out", type=Path, required=True, help="a new folder")
+    packing.set_defaults(function=_pack)
+
     train = commands.add_parser(
         "train", help="train a head; resumes from a checkpoint in --out; also under 'accelerate launch -m heads train ...'"
     )
     add_target_options(train)
     train.add_argument("--method", required=True, help="eagle, hass, koala-eagle, hass-koala, medusa or koala-medusa")
-    train.add_argument("--data", type=Path, nargs="+", required=True, help="folders made by 'synthesize', or ShareGPT JSON files")
+    train.add_argument("--data", type=Path, nargs="+", required=True, help="folders made by 'synthesize' or 'pack', or ShareGPT JSON files")
     train.add_argument("--out", type=Path, required=True, help="folder of the head, its checkpoint and metrics")
     train.add_argument("--max-length", type=int, default=2048, help="dialogues are cut here (default: %(default)s)")
     train.add_argument(

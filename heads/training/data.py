@@ -2,7 +2,9 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+import lzma
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,6 +12,8 @@ from decoding.errors import DraftscopeError, UsageError
 from decoding.target import Target
 
 DIALOGUES = "dialogues.jsonl"
+PACKED = "dialogues-{:03d}.jsonl.xz"
+PACKED_DIALOGUES = 20_000  # in one file: some 5 MB
 META = "meta.json"
 SCHEMA = "draftscope.text/1"
 
@@ -59,12 +63,19 @@ def _check_meta(folder: Path, target: Target) -> None:
 
 
 def read_dialogues(folder: Path, target: Target, repair: bool = False) -> Iterator[Dialogue]:
-    """The dialogues of a folder, in the order in which they were written.
+    """The dialogues of a folder: the packed ones, then those written since, in the order in which they were written.
 
     Args:
         repair: drop a last line that a kill cut short (the writer's own folder only).
     """
     _check_meta(folder, target)
+    for path in sorted(folder.glob(PACKED.replace("{:03d}", "*"))):
+        try:
+            with lzma.open(path, "rb") as file:
+                for number, line in enumerate(file, 1):
+                    yield _dialogue(line, path, number)
+        except (lzma.LZMAError, EOFError) as error:
+            raise DraftscopeError(f"{path} is damaged: {error}") from error
     path = folder / DIALOGUES
     if not path.exists():
         return
@@ -76,8 +87,74 @@ def read_dialogues(folder: Path, target: Target, repair: bool = False) -> Iterat
                     file.truncate(start)
                 return
             start += len(line)
-            try:
-                raw = json.loads(line)
-                yield Dialogue(raw["kind"], raw["temperature"], raw["ids"], [tuple(span) for span in raw["spans"]])
-            except (ValueError, KeyError, TypeError) as error:
-                raise DraftscopeError(f"{path} line {number} is not a dialogue: {error}") from error
+            yield _dialogue(line, path, number)
+
+
+def _dialogue(line: bytes, path: Path, number: int) -> Dialogue:
+    try:
+        raw = json.loads(line)
+        return Dialogue(raw["kind"], raw["temperature"], raw["ids"], [tuple(span) for span in raw["spans"]])
+    except (ValueError, KeyError, TypeError) as error:
+        raise DraftscopeError(f"{path} line {number} is not a dialogue: {error}") from error
+
+
+class Summary:
+    """What a text is made of."""
+
+    def __init__(self) -> None:
+        self.kinds: Counter[str] = Counter()
+        self.temperatures: Counter[str] = Counter()
+        self.lengths: list[int] = []
+
+    def add(self, dialogue: Dialogue) -> None:
+        self.kinds[dialogue.kind] += dialogue.answer_tokens
+        self.temperatures[str(dialogue.temperature)] += dialogue.answer_tokens
+        self.lengths.append(dialogue.answer_tokens)
+
+    @property
+    def answer_tokens(self) -> int:
+        return sum(self.lengths)
+
+    def to_json(self) -> dict:
+        """Dialogues, answer tokens in all, by kind and by sampling temperature, answer tokens of a dialogue."""
+        lengths = sorted(self.lengths) or [0]
+        return {
+            "dialogues": len(self.lengths),
+            "answer_tokens": self.answer_tokens,
+            "by_kind": dict(self.kinds.most_common()),
+            "by_temperature": dict(sorted(self.temperatures.items())),
+            "answer_length": {name: lengths[len(lengths) * part // 10] for name, part in (("p10", 1), ("median", 5), ("p90", 9))},
+        }
+
+
+def pack(sources: Iterable[Path], out: Path, target: Target) -> dict:
+    """Put text folders together in compressed files, each dialogue once: a text that can be passed on.
+
+    Returns:
+        A summary, with the duplicates that were dropped.
+    """
+    if any(out.glob(PACKED.replace("{:03d}", "*"))) or (out / DIALOGUES).exists():
+        raise UsageError(f"{out} holds a text already: give --out another folder")
+    summary, seen, duplicates, lines = Summary(), set(), 0, []
+    for source in sources:
+        for dialogue in read_dialogues(source, target):
+            mark = fingerprint(dialogue)
+            if mark in seen:
+                duplicates += 1
+                continue
+            seen.add(mark)
+            summary.add(dialogue)
+            lines.append(dialogue.to_json() + "\n")
+    if not lines:
+        raise UsageError("there is no dialogue in these folders")
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        write_meta(out, target)
+        for part, start in enumerate(range(0, len(lines), PACKED_DIALOGUES)):
+            path = out / PACKED.format(part)
+            aside = path.with_suffix(".part")
+            aside.write_bytes(lzma.compress("".join(lines[start : start + PACKED_DIALOGUES]).encode(), preset=9))
+            aside.replace(path)
+    except OSError as error:
+        raise DraftscopeError(f"can't write into {out}: {error.strerror or error}") from error
+    return {**summary.to_json(), "duplicates_dropped": duplicates}

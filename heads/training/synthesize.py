@@ -9,7 +9,6 @@ import json
 import os
 import random
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from importlib import resources
@@ -22,7 +21,7 @@ from decoding.cache import SlotCache
 from decoding.chat import encode, template_pieces
 from decoding.errors import DraftscopeError, UsageError
 from decoding.target import Target
-from heads.training.data import DIALOGUES, Dialogue, fingerprint, read_dialogues, write_meta
+from heads.training.data import DIALOGUES, Dialogue, Summary, fingerprint, read_dialogues, write_meta
 
 TOP_K = 64  # sampling looks at this many tokens: the rest of a vocabulary costs time and adds noise
 USER_TEMPERATURE = 0.9
@@ -172,15 +171,14 @@ def synthesize(target: Target, tokens: int, out: Path, batch: int = 128, seed: i
     out.mkdir(parents=True, exist_ok=True)
     write_meta(out, target)
     path = out / DIALOGUES
-    seen, kinds, lengths = set(), Counter(), []
+    seen, summary = set(), Summary()
     for dialogue in read_dialogues(out, target, repair=True):
         seen.add(fingerprint(dialogue))
-        kinds[dialogue.kind] += dialogue.answer_tokens
-        lengths.append(dialogue.answer_tokens)
-    kept, duplicates, started = sum(lengths), 0, time.monotonic()
-    before = kept
+        summary.add(dialogue)
+    before = kept = summary.answer_tokens
+    duplicates, started = 0, time.monotonic()
     # a resumed run draws other openings than the ones that are already answered
-    writer = Synthesizer(target, batch, seed=f"{seed}/{len(lengths)}")
+    writer = Synthesizer(target, batch, seed=f"{seed}/{len(summary.lengths)}")
     try:
         with path.open("a") as file, tqdm(total=tokens, initial=kept, unit="tok", desc="synthesize", mininterval=2) as bar:
             dialogues = writer.run() if kept < tokens else iter(())
@@ -192,8 +190,7 @@ def synthesize(target: Target, tokens: int, out: Path, batch: int = 128, seed: i
                 seen.add(mark)
                 file.write(dialogue.to_json() + "\n")
                 file.flush()
-                kinds[dialogue.kind] += dialogue.answer_tokens
-                lengths.append(dialogue.answer_tokens)
+                summary.add(dialogue)
                 kept += dialogue.answer_tokens
                 bar.update(dialogue.answer_tokens)
                 if kept >= tokens:
@@ -201,12 +198,5 @@ def synthesize(target: Target, tokens: int, out: Path, batch: int = 128, seed: i
             os.fsync(file.fileno())
     except OSError as error:
         raise DraftscopeError(f"can't write {path}: {error.strerror or error} (what is there stays usable)") from error
-    lengths.sort()
-    return {
-        "dialogues": len(lengths),
-        "answer_tokens": kept,
-        "by_kind": dict(kinds.most_common()),
-        "duplicates_dropped": duplicates,
-        "answer_length": {"median": lengths[len(lengths) // 2], "p10": lengths[len(lengths) // 10], "p90": lengths[len(lengths) * 9 // 10]},
-        "tokens_per_second": round((kept - before) / max(time.monotonic() - started, 1e-9), 1),
-    }
+    speed = round((kept - before) / max(time.monotonic() - started, 1e-9), 1)
+    return {**summary.to_json(), "duplicates_dropped": duplicates, "tokens_per_second": speed}

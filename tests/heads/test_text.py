@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from decoding import Settings, UsageError, generate, load_target
+from decoding import DraftscopeError, Settings, UsageError, generate, load_target
 from decoding.cache import SlotCache
 from decoding.chat import encode_prompt
 from heads import load_head
 from heads.cli import main
+from heads.training.data import DIALOGUES, Dialogue, read_dialogues, write_meta
 from heads.training.features import read_text
 from heads.training.sharegpt import read_sharegpt
 from heads.training.vocabulary import coverage, draft_vocabulary
@@ -155,3 +156,25 @@ def test_unwritten_rows_of_a_slot_cache_stay_out_of_the_result(monkeypatch: pyte
     keys, values = cache.layers[0].update(row, row)
     mixed = torch.nn.functional.scaled_dot_product_attention(row, keys, values, attn_mask=mask)
     assert torch.isfinite(mixed).all()
+
+
+def test_text_is_packed_each_dialogue_once_and_read_back(folder, target, tmp_path, capsys) -> None:
+    dialogues = [Dialogue("sea", 0.0, [1, n, 2, 3, 4], [(3, 5)]) for n in range(30)]
+    for name, part in (("a", dialogues[:20]), ("b", dialogues[15:])):
+        (tmp_path / name).mkdir()
+        write_meta(tmp_path / name, target)
+        (tmp_path / name / DIALOGUES).write_text("".join(dialogue.to_json() + "\n" for dialogue in part))
+    common = ["pack", "--target", str(folder), "--device", "cpu", str(tmp_path / "a"), str(tmp_path / "b"), "--out"]
+    assert main([*common, str(tmp_path / "c")]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert told["dialogues"] == 30 and told["duplicates_dropped"] == 5 and told["by_kind"] == {"sea": 60}
+    assert list(read_dialogues(tmp_path / "c", target)) == dialogues
+    # what is written afterwards comes behind
+    (tmp_path / "c" / DIALOGUES).write_text(dialogues[0].to_json() + "\n")
+    assert list(read_dialogues(tmp_path / "c", target)) == [*dialogues, dialogues[0]]
+    assert main([*common, str(tmp_path / "c")]) == 2
+    assert "holds a text already" in capsys.readouterr().err
+    packed = next((tmp_path / "c").glob("*.xz"))
+    packed.write_bytes(packed.read_bytes()[:-40])
+    with pytest.raises(DraftscopeError, match="is damaged"):
+        list(read_dialogues(tmp_path / "c", target))
