@@ -14,8 +14,10 @@ from tqdm import tqdm
 from decoding.chat import encode_prompt
 from decoding.cli import prepare, run_command
 from decoding.engine import generate
+from decoding.head import DraftHead
 from decoding.prompts import read_prompts
 from decoding.records import Settings
+from decoding.target import Target
 from heads import load_head
 from tests.stubs import untrained_head
 
@@ -28,36 +30,50 @@ def check(arguments: argparse.Namespace) -> None:
     heads = {"plain decoding": None, **{name: load_head(name, target) for name in arguments.head}}
     if arguments.untrained:
         heads["untrained"] = untrained_head(target)
-    wanted: dict[str, list[int]] = {}
-    failures = []
-    counts = {name: {"equal": 0, "near_tie": 0, "different": 0} for name in heads}
-    with tqdm(total=len(prompts) * (1 + len(heads)), unit="run", file=sys.stderr) as bar:
+    done: dict[str, dict] = {}
+    if arguments.log and arguments.log.exists():
+        done = {entry["prompt"]: entry for entry in map(json.loads, arguments.log.read_text().splitlines())}
+    with tqdm(total=len(prompts) * len(heads), unit="run", file=sys.stderr) as bar:
         for prompt in prompts:
-            ids = encode_prompt(target.tokenizer, prompt.text)
-            given = torch.tensor([ids])
-            with torch.inference_mode():
-                out = target.model.generate(
-                    given, attention_mask=torch.ones_like(given), max_new_tokens=arguments.tokens, do_sample=False, pad_token_id=0
-                )
-            wanted[prompt.id] = out[0, len(ids) :].tolist()
-            bar.update()
-            for name, head in heads.items():
-                mine = generate(target, head, ids, Settings(max_new_tokens=arguments.tokens)).output_ids
-                bar.update()
-                if mine == wanted[prompt.id]:
-                    counts[name]["equal"] += 1
-                    continue
-                place = next((i for i, (a, b) in enumerate(zip(mine, wanted[prompt.id], strict=False)) if a != b), None)
-                gap = None
-                if place is not None:
-                    with torch.inference_mode():
-                        logits = target.model(torch.tensor([ids + mine[:place]])).logits[0, -1]
-                    gap = abs(float(logits[mine[place]] - logits[wanted[prompt.id][place]]))
-                kind = "near_tie" if gap is not None and gap < NEAR_TIE else "different"
-                counts[name][kind] += 1
-                failures.append({"head": name, "prompt": prompt.id, "index": place, "gap": gap, "kind": kind})
-    print(json.dumps({"prompts": len(prompts), "tokens": arguments.tokens, "counts": counts, "differences": failures}, indent=1))
+            if set(done.get(prompt.id, {}).get("heads", ())) != set(heads):
+                done[prompt.id] = {"prompt": prompt.id, "heads": _compare(target, heads, prompt.text, arguments.tokens, bar)}
+                if arguments.log:
+                    with arguments.log.open("a") as file:
+                        file.write(json.dumps(done[prompt.id]) + "\n")
+            else:
+                bar.update(len(heads))
+    counts = {name: {"equal": 0, "near_tie": 0, "different": 0} for name in heads}
+    differences = []
+    for prompt in prompts:
+        for name, found in done[prompt.id]["heads"].items():
+            counts[name][found["kind"]] += 1
+            if found["kind"] != "equal":
+                differences.append({"head": name, "prompt": prompt.id, **found})
+    print(json.dumps({"prompts": len(prompts), "tokens": arguments.tokens, "counts": counts, "differences": differences}, indent=1))
     sys.exit(1 if any(entry["different"] for entry in counts.values()) else 0)
+
+
+def _compare(target: Target, heads: dict[str, DraftHead | None], text: str, tokens: int, bar: tqdm) -> dict[str, dict]:
+    """Each head's output against transformers' own: equal, or where they part and how far apart the two logits are there."""
+    ids = encode_prompt(target.tokenizer, text)
+    given = torch.tensor([ids])
+    with torch.inference_mode():
+        out = target.model.generate(given, attention_mask=torch.ones_like(given), max_new_tokens=tokens, do_sample=False, pad_token_id=0)
+    wanted, found = out[0, len(ids) :].tolist(), {}
+    for name, head in heads.items():
+        mine = generate(target, head, ids, Settings(max_new_tokens=tokens)).output_ids
+        bar.update()
+        if mine == wanted:
+            found[name] = {"kind": "equal"}
+            continue
+        place = next((i for i, (a, b) in enumerate(zip(mine, wanted, strict=False)) if a != b), None)
+        gap = None
+        if place is not None:
+            with torch.inference_mode():
+                logits = target.model(torch.tensor([ids + mine[:place]])).logits[0, -1]
+            gap = abs(float(logits[mine[place]] - logits[wanted[place]]))
+        found[name] = {"kind": "near_tie" if gap is not None and gap < NEAR_TIE else "different", "index": place, "gap": gap}
+    return found
 
 
 def main() -> int:
@@ -71,6 +87,7 @@ def main() -> int:
     parser.add_argument("--head", action="append", default=[])
     parser.add_argument("--untrained", action="store_true")
     parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--log", type=Path, help="what is found, a line a prompt; a check that was cut short goes on from it")
     arguments = parser.parse_args()
     return run_command(lambda: check(arguments))
 
