@@ -103,6 +103,32 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     print(table(results))
 
 
+def _ablate(arguments: argparse.Namespace) -> None:
+    from decoding.prompts import read_prompts
+    from heads.training.allocator import keep_memory
+
+    keep_memory()
+    prompts = read_prompts(arguments.prompts, arguments.limit)
+    settings = settings_from(arguments)
+    target = prepare(arguments)
+    from heads.ablate import ablate, table
+
+    result = ablate(
+        target,
+        arguments.data,
+        arguments.out,
+        prompts,
+        settings,
+        families=arguments.families,
+        layers=arguments.layers,
+        adversaries=arguments.adversaries,
+        tokens=arguments.tokens,
+        draft_vocab=arguments.draft_vocab,
+        seed=settings.seed,
+    )
+    print(table(result))
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m heads", description="Train and evaluate draft heads.")
@@ -153,6 +179,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     evaluate.add_argument("--out", type=Path, help="write the results here, as JSON")
     add_settings(evaluate)
     evaluate.set_defaults(function=_evaluate)
+
+    ablate = commands.add_parser("ablate", help="KOALA's layers and adversary taken apart: heads trained on equal tokens, then measured")
+    add_target_options(ablate)
+    ablate.add_argument("--data", type=Path, nargs="+", required=True, help="as for 'train'")
+    ablate.add_argument("--tokens", type=int, required=True, help="supervised tokens that each head sees")
+    ablate.add_argument("--out", type=Path, required=True, help="a folder: one head in each of its folders, and ablation.json")
+    ablate.add_argument("--families", nargs="+", default=["eagle", "medusa"], metavar="F", help="default: eagle medusa")
+    ablate.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3], metavar="K", help="default: 1 2 3")
+    ablate.add_argument("--adversaries", type=float, nargs="+", default=[0.0, 0.1], metavar="LAMBDA", help="default: 0 0.1")
+    ablate.add_argument("--draft-vocab", type=int, help=RECIPE_OPTIONS["draft_vocab"][1])
+    ablate.add_argument("--prompts", type=Path, nargs="+", required=True, help="as for 'evaluate'")
+    ablate.add_argument("--limit", type=int, help="only the first N prompts of each file")
+    add_settings(ablate)
+    ablate.set_defaults(function=_ablate)
 
     arguments = parser.parse_args(argv)
     if getattr(arguments, "max_length", 3) < 3:

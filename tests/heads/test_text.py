@@ -178,3 +178,22 @@ def test_text_is_packed_each_dialogue_once_and_read_back(folder, target, tmp_pat
     packed.write_bytes(packed.read_bytes()[:-40])
     with pytest.raises(DraftscopeError, match="is damaged"):
         list(read_dialogues(tmp_path / "c", target))
+
+
+def test_an_ablation_trains_each_combination_once_and_tells_what_each_part_changed(folder, target, tmp_path, capsys) -> None:
+    shares = write(tmp_path / "text.json", *(talk(f"question {number}", f"the sea is calm {number}") for number in range(100)))
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(json.dumps({"id": "1", "category": "sea", "turns": ["How is the sea?"]}) + "\n")
+    command = ["ablate", "--target", str(folder), "--device", "cpu", "--dtype", "float32", "--data", str(shares), "--tokens", "900"]
+    command += ["--out", str(tmp_path / "out"), "--layers", "1", "2", "--prompts", str(prompts), "--max-new-tokens", "8"]
+    assert main(command) == 0
+    result = json.loads((tmp_path / "out" / "ablation.json").read_text())
+    rows = {(row["family"], row["layers"], row["adversary"]): row for row in result["rows"]}
+    assert set(rows) == {(family, k, weight) for family in ("eagle", "medusa") for k in (1, 2) for weight in (0.0, 0.1)}
+    assert len({row["tokens_seen"] for row in rows.values()}) == 1 and all(row["tau"] >= 1 for row in rows.values())
+    assert "8 of 8" in capsys.readouterr().err
+    assert main([*command, "--adversaries", "0"]) == 0
+    out, err = capsys.readouterr()
+    assert "1 of" not in err  # nothing is trained twice
+    assert f"{rows['eagle', 2, 0.0]['tau'] / rows['eagle', 1, 0.0]['tau'] - 1:+.1%}" in out
+    assert main([*command, "--families", "hass"]) == 2 and "possible are eagle and medusa" in capsys.readouterr().err
