@@ -7,6 +7,7 @@ import gradio as gr
 
 from app.models import Models
 from app.prompts import Example, examples
+from app.targets import catalogue_table, target_list
 from decoding.records import Settings, TreeShape
 
 HEADER = """<div class="ds-header"><h1>Draftscope</h1>
@@ -23,7 +24,8 @@ class Parts:
     look: list[gr.Checkbox]  # hidden: whether the reader's theme is dark and the window narrow, for the charts
     prompt: gr.Textbox
     examples: list[tuple[gr.Button, Example]]
-    target: gr.Dropdown
+    target: gr.Dropdown | gr.HTML
+    memory: gr.Markdown
     methods: gr.CheckboxGroup | gr.Dropdown
     run: gr.Button
     stop: gr.Button
@@ -48,6 +50,11 @@ def drawing(view: str, value: object = None, template: str = '<div class="ds-roo
     )
 
 
+def method_names(models: Models, target: str) -> list[tuple[str, str]]:
+    """(label, source) of the methods for a target: heads that were made for another one can't be picked."""
+    return [(offer.label, offer.source) for offer in models.offers(target)]
+
+
 def controls(models: Models, opening_prompt: str) -> Parts:
     """The column at the left."""
     defaults = Settings()
@@ -55,8 +62,7 @@ def controls(models: Models, opening_prompt: str) -> Parts:
     prompt = gr.Textbox(opening_prompt, label="Prompt", lines=3, max_lines=8, placeholder="Ask the target something", elem_id="ds-prompt")
     with gr.Row(elem_classes="ds-examples"):
         buttons = [(gr.Button(example.title, size="sm", min_width=60), example) for example in examples()]
-    offers = models.offers()
-    names = [(offer.label, offer.source) for offer in offers]
+    names = method_names(models, models.source)
     if models.allow_custom:
         methods = gr.Dropdown(
             names,
@@ -72,9 +78,9 @@ def controls(models: Models, opening_prompt: str) -> Parts:
         run = gr.Button("Run", variant="primary", elem_id="ds-run", min_width=100)
         stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="ds-stop", min_width=100)
     with gr.Accordion("Target and settings", open=False, elem_id="ds-settings"):
-        target = gr.Dropdown(
-            models.targets(), value=models.source, label="Target", allow_custom_value=models.allow_custom, elem_id="ds-target"
-        )
+        target = target_list(models)
+        memory = gr.Markdown(models.memory_line(), elem_classes="ds-small")
+        gr.HTML(catalogue_table(models), apply_default_css=False)
         fields = [
             gr.Slider(1, 512, value=96, step=1, label="New tokens, at most"),
             gr.Slider(
@@ -88,7 +94,7 @@ def controls(models: Models, opening_prompt: str) -> Parts:
             gr.Number(None, label="Tree nodes", precision=0, info="Nodes verified, root apart", placeholder="head's own"),
         ]
         pool = gr.Markdown(pool_line(None, None, None), elem_classes="ds-small")
-    return Parts(token, look, prompt, buttons, target, methods, run, stop, fields, pool, None)  # type: ignore[arg-type]
+    return Parts(token, look, prompt, buttons, target, memory, methods, run, stop, fields, pool, None)  # type: ignore[arg-type]
 
 
 def pool_line(depth: float | None, top_k: float | None, nodes: float | None) -> str:

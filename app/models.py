@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.offers import EMBEDDED, Offer, TargetOffer, head_offers, target_offers
+from app.offers import EMBEDDED, Offer, TargetOffer, head_offers, machine_words, target_offers
 from decoding.errors import DraftscopeError, UsageError
+from decoding.memory import free_bytes, gigabytes
 from decoding.records import AUTOREGRESSIVE, Settings
 
 if TYPE_CHECKING:
@@ -82,6 +83,14 @@ class Models:
                 self._switch(source, progress)
             assert self._target is not None
             return self._target
+
+    def memory_line(self) -> str:
+        """What is loaded, and how much memory there is."""
+        if self._target is None:
+            return f"Nothing is loaded yet. This machine has {machine_words(self.device)}."
+        place = self._target.device
+        size, free = self._target.model.get_memory_footprint(), free_bytes(str(place))
+        return f"Loaded: {self._target.name}, {gigabytes(size)} of weights on {place}, {gigabytes(free)} free there."
 
     def _switch(self, source: str, progress: "Progress | None") -> None:
         from decoding.hub import silent

@@ -109,6 +109,11 @@ def _offer(entry: KnownTarget, device: str, dtype: str, source: str) -> TargetOf
     return TargetOffer(source, entry.title, needs, reason, note, **facts)
 
 
+def machine_words(device: str = "auto") -> str:
+    """The memory of this machine, in words."""
+    return _machine(gpu_bytes() if device != "cpu" else ())
+
+
 def _machine(gpus: tuple[int, ...]) -> str:
     ram = f"{gigabytes(cpu_bytes())} of CPU memory"
     return f"{' + '.join(gigabytes(size) for size in gpus)} on GPUs and {ram}" if gpus else ram

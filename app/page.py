@@ -12,7 +12,7 @@ from app.charts import Look
 from app.comparison import Comparison, Request
 from app.downloads import Downloads
 from app.endpoints import add_endpoints
-from app.layout import HEADER, SETTINGS, TREE_SETTINGS, Parts, controls, drawing, pool_line
+from app.layout import HEADER, SETTINGS, TREE_SETTINGS, Parts, controls, drawing, method_names, pool_line
 from app.library import RUNS, Recording, load_recording, load_uploaded, recordings
 from app.messages import notice, pack, refusal, selection
 from app.models import Models
@@ -101,6 +101,12 @@ class _Handlers:
             parts.run: gr.Button(interactive=False),
             parts.stop: gr.Button(interactive=True),
         }
+
+    def choose_target(self, target: str) -> dict:
+        """Offer the methods of a target, the first four chosen."""
+        names = method_names(self.models, target)
+        methods = gr.update(choices=names, value=[source for _, source in names[:MAX_LANES]])
+        return {self.parts.methods: methods, self.parts.memory: self.models.memory_line()}
 
     def stop(self, token: str) -> dict:
         """Stop the request: within a step where it runs, at once where it still waits."""
@@ -221,7 +227,10 @@ class _Handlers:
             concurrency_limit=1,
             show_progress="hidden",
             api_visibility="private",
-        ).then(self.draw_finished, [parts.token, *parts.look], [panels.gallery, *panels.outputs()], **QUIET)
+        ).then(self.draw_finished, [parts.token, *parts.look], [panels.gallery, *panels.outputs()], **QUIET).then(
+            self.models.memory_line, None, parts.memory, **QUIET
+        )
+        parts.target.change(self.choose_target, parts.target, [parts.methods, parts.memory], **QUIET)
         parts.stop.click(self.stop, parts.token, [parts.token, parts.lanes, parts.run, parts.stop], **QUIET)
         panels.gallery.input(self.open_recording, [parts.token, panels.gallery, *parts.look], everything, **QUIET)
         panels.upload.upload(self.open_upload, [parts.token, panels.upload, *parts.look], everything, **QUIET)
