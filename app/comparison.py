@@ -1,11 +1,14 @@
 """Running the lanes of one request, one after the other on the device, and telling what happens as it happens."""
 
-import time
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from app.log import event, incident
 from app.models import Models
 from app.view import (
+    Figures,
     LaneView,
     Message,
     State,
@@ -13,17 +16,18 @@ from app.view import (
     empty_lane,
     head_facts,
     lane_of,
-    run_state,
     settings_line,
     step_view,
     used_ids,
     where_line,
 )
-from decoding.errors import DraftscopeError
+from decoding.errors import DraftscopeError, UsageError
 from decoding.metrics import Metrics, measure
 from decoding.records import AUTOREGRESSIVE, Run, Settings, Step
 
-UPDATE_SECONDS = 0.1
+if TYPE_CHECKING:
+    from decoding import Generation
+
 REPEATED_UPDATES = 3  # a slice reaches this many updates back: an update that the browser merged into the next is not missed
 
 
@@ -51,19 +55,22 @@ class Lane:
     source: str
     view: LaneView
     tally: Tally = field(default_factory=Tally)
-    texts: dict[int, str] = field(default_factory=dict)
     sent: list[int] = field(default_factory=list)  # steps that each update so far went up to
     fresh: list[Step] = field(default_factory=list)  # steps that a later update still repeats
+    generation: "Generation | None" = None
     run: Run | None = None
+    told: bool = False  # its end has been told in full
     output_ids: list[int] = field(default_factory=list)
 
 
 class Comparison:
-    """The lanes of one request. Iterating it runs them: a Message at most ten times a second, page-sized; `runs` are
-    the records, finished or cut short. No work of the page falls into a timed phase: the engine stands still meanwhile."""
+    """The lanes of one request. `work` runs them on the device's thread; `message` is the state of everything for the
+    page, taken between two steps, so that no work of the page falls into a timed phase. `runs` are the records, finished
+    or cut short."""
 
-    def __init__(self, models: Models, request: Request, cancelled: Callable[[], bool] = lambda: False, note: str = "") -> None:
-        self.models, self.request, self.cancelled = models, request, cancelled
+    def __init__(self, models: Models, request: Request) -> None:
+        self.models, self.request = models, request
+        self.stopped = threading.Event()
         labels = {offer.source: offer for offer in models.offers(request.target)}
         self.lanes = []
         sampled = request.settings.temperature > 0
@@ -72,35 +79,45 @@ class Comparison:
             key = f"{index}:{source}"
             head = None if source == AUTOREGRESSIVE else source
             self.lanes.append(Lane(key, source, empty_lane(key, offer.method if offer else "other", head, "waiting", sampled)))
-        self.note, self.failed, self.running, self.where = note, False, True, ""
+        self.note, self.failed, self.running, self.where = "", False, True, ""
         self.plain: Metrics | None = None
 
     @property
     def runs(self) -> list[Run]:
         return [lane.run for lane in self.lanes if lane.run is not None]
 
-    def __iter__(self) -> Iterator[Message]:
+    def work(self) -> Iterator[bool]:
+        """Run the lanes; control comes back after each step (True: after each change of a lane's state)."""
         try:
             yield from self._prepare()
             for lane in self.lanes:
-                if self.cancelled():
+                if self.stopped.is_set():
                     break
                 yield from self._run_lane(lane)
+        except UsageError as error:
+            self._fail(str(error))
         except DraftscopeError as error:
-            self.note, self.failed = str(error), True
+            self._fail(f"{error} (details in the log: {incident(error)})")
+        except Exception as error:  # the last net: whatever broke is said on the page, and the page stays usable
+            self._fail(f"something broke here that should not: {type(error).__name__} (details in the log: {incident(error)})")
+
+    def finish(self) -> None:
+        """The request is over, however it ended. Lanes that had no turn are stopped, or failed with it."""
         self.running = False
         for lane in self.lanes:
             if lane.view["state"] in ("waiting", "loading", "running"):
                 lane.view["state"] = "failed" if self.failed else "stopped"
-        yield self.message(whole=True)
 
-    def _prepare(self) -> Iterator[Message]:
+    def _fail(self, note: str) -> None:
+        self.note, self.failed = note, True
+
+    def _prepare(self) -> Iterator[bool]:
         """Load what is missing, refuse what can't work before any lane runs."""
-        request, self.note = self.request, ""
+        request = self.request
         self.models.check(request.target, list(request.methods))
         if not self.models.ready(request.target):
             self._set_all("loading")
-            yield self.message()
+            yield True
         target = self.models.target(request.target)
         from decoding.engine import environment  # torch: imported when it is needed, not before the first view
 
@@ -112,23 +129,23 @@ class Comparison:
                 lane.view["facts"] = head_facts(head.info, request.settings.resolved(head.tree).tree)
         self.where = where_line(target.name, environment(target))
         self._set_all("waiting")
-        yield self.message()
+        yield True
 
-    def _run_lane(self, lane: Lane) -> Iterator[Message]:
+    def _run_lane(self, lane: Lane) -> Iterator[bool]:
         from decoding import Generation  # torch: imported when it is needed, not before the first view
 
         target = self.models.target(self.request.target)
         head = self.models.head(lane.source, target)
         lane.view["state"] = "loading"
-        yield self.message()
+        yield True
         self.models.warm_up(lane.source, target, head)
-        generation = Generation(target, head, self.request.prompt, self.request.settings, cancelled=self.cancelled, drift=True)
+        generation = lane.generation = Generation(
+            target, head, self.request.prompt, self.request.settings, cancelled=self.stopped.is_set, drift=True
+        )
         lane.view["state"] = "running"
         lane.view["tree"] = list(generation.settings.tree) if head else None
-        steps = iter(generation)
-        shown = time.monotonic()
         try:
-            for step in steps:
+            for step in generation:
                 if not lane.tally.steps:
                     lane.tally.prefill_ms = generation.prefill_ms
                     lane.view["first"], lane.view["prefill"] = step.root_id, round(generation.prefill_ms, 3)
@@ -136,45 +153,55 @@ class Comparison:
                 lane.tally.add(step)
                 lane.output_ids += step.token_ids
                 lane.fresh.append(step)
-                lane.view["figures"] = lane.tally.figures(self.plain)
-                if time.monotonic() - shown >= UPDATE_SECONDS:
-                    lane.texts = {token_id: generation.token_text(token_id) for token_id in used_ids(lane.fresh)}
-                    yield self.message()
-                    shown = time.monotonic()
+                yield False
         except DraftscopeError as error:
-            lane.view["error"] = str(error)
-        finally:
-            steps.close()
-        lane.run = generation.run
+            generation.error = f"{error} (details in the log: {incident(error)})"
+        except Exception as error:  # a lane that breaks leaves the others to go on
+            generation.finish_reason = "error"
+            generation.error = f"something broke here that should not: {type(error).__name__} (details in the log: {incident(error)})"
+        self._end(lane, generation)
+        yield True
+
+    def _end(self, lane: Lane, generation: "Generation") -> None:
+        """The lane is over: its record, its figures, its line in the log."""
+        lane.run, lane.generation = generation.run, None
         lane.output_ids = lane.run.output_ids
-        lane.view["state"] = run_state(lane.run)
-        if head is None:
+        if lane.run.head is None:
             self.plain = measure(lane.run)
         plain = next((other.run for other in self.lanes if other.run is not None and other.run.head is None), None)
         lane.view = lane_of(lane.run, lane.key, plain)
-        yield self.message(whole_lane=lane)
+        log_run(self.request, lane.run)
 
     def _set_all(self, state: State) -> None:
         for lane in self.lanes:
             lane.view["state"] = state
 
+    def figures(self, lane: Lane) -> Figures:
+        """The lane's numbers so far."""
+        return lane.view["figures"] if lane.run is not None else lane.tally.figures(self.plain)
+
     def _slice(self, lane: Lane) -> LaneView:
         """The lane's newest steps, the last few updates' ones once more."""
         done = lane.tally.steps
-        start = lane.sent[-REPEATED_UPDATES] if len(lane.sent) >= REPEATED_UPDATES else 0
         if lane.run is not None:
+            if not lane.told:
+                lane.told = True
+                return lane.view
             return {**lane.view, "at": done, "steps": [], "texts": {}}
+        start = lane.sent[-REPEATED_UPDATES] if len(lane.sent) >= REPEATED_UPDATES else 0
         lane.fresh = lane.fresh[len(lane.fresh) - (done - start) :] if done > start else []
         lane.sent.append(done)
+        text = lane.generation.token_text if lane.generation else str
         return {
             **lane.view,
+            "figures": self.figures(lane),
             "at": start,
             "steps": [step_view(step) for step in lane.fresh],
-            "texts": lane.texts,
+            "texts": {token_id: text(token_id) for token_id in used_ids(lane.fresh)},
         }
 
-    def message(self, whole: bool = False, whole_lane: Lane | None = None) -> Message:
-        """The state of everything, with the newest steps only; `whole` sends all steps of all lanes."""
+    def message(self) -> Message:
+        """The state of everything: of a lane that runs its newest steps only, at the end all steps of all lanes."""
         request = self.request
         return {
             "session": request.session,
@@ -187,5 +214,23 @@ class Comparison:
             "failed": self.failed,
             "running": self.running,
             "link": "",
-            "lanes": [lane.view if whole or lane is whole_lane else self._slice(lane) for lane in self.lanes],
+            "lanes": [self._slice(lane) if self.running else lane.view for lane in self.lanes],
         }
+
+
+def log_run(request: Request, run: Run) -> None:
+    """One line for one run. The prompt's text stays out of it."""
+    told = measure(run)
+    event(
+        "run",
+        id=request.session,
+        target=run.target,
+        head=run.head,
+        settings=run.settings.model_dump(exclude={"stop_token_ids"}),
+        prompt_tokens=len(run.prompt_ids),
+        tokens=len(run.output_ids),
+        tau=told.mean_acceptance_length,
+        tokens_per_second=told.tokens_per_second,
+        outcome=run.finish_reason,
+        error=run.error,
+    )

@@ -1,24 +1,27 @@
 """The running app's API: named, typed, documented; also its MCP tools."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator
+from contextlib import aclosing
 from typing import Any
 
 import gradio as gr
 
 from app.comparison import Comparison, Lane, Request
+from app.device import Device
 from app.models import Models
+from app.requests import new_token
 from decoding.errors import DraftscopeError
 from decoding.records import AUTOREGRESSIVE, Settings
 
 
-def add_endpoints(models: Models, device: str) -> None:
+def add_endpoints(models: Models, device: Device) -> None:
     """Add /compare, /methods and /targets to the Blocks that is being built.
 
     Args:
-        device: the queue that all work on the device shares.
+        device: the queue that all work shares.
     """
 
-    def compare(
+    async def compare(
         prompt: str,
         methods: list[str],
         target: str = models.source,
@@ -30,7 +33,7 @@ def add_endpoints(models: Models, device: str) -> None:
         tree_depth: int = 0,
         tree_top_k: int = 0,
         tree_nodes: int = 0,
-    ) -> Iterator[dict]:
+    ) -> AsyncIterator[dict]:
         """Generate with each method on the same prompt, one after the other on the device, and tell what happens as it happens.
 
         Args:
@@ -47,8 +50,9 @@ def add_endpoints(models: Models, device: str) -> None:
             tree_nodes: Drafted nodes that are verified, root not counted; 0 is the head's own.
 
         Returns:
-            Lane updates {"type": "lanes", "lanes": [{"method", "head", "state", "tokens", "tau", "tokens_per_second", "speed_up",
-            "token_ids"}]}, at most ten a second; the last item is {"type": "runs", "runs": [...]}, the Run records.
+            Lane updates {"type": "lanes", "ahead", "lanes": [{"method", "head", "state", "tokens", "tau", "tokens_per_second", "speed_up",
+            "token_ids"}]}, at most five a second; "ahead" counts earlier requests that it waits for. The last item is
+            {"type": "runs", "runs": [...]}, the Run records.
         """
         tree = {"tree_depth": tree_depth, "tree_top_k": tree_top_k, "tree_nodes": tree_nodes}
         try:
@@ -60,11 +64,17 @@ def add_endpoints(models: Models, device: str) -> None:
                 seed=seed,
                 **{name: value for name, value in tree.items() if value},
             )
-            comparison = Comparison(models, Request(prompt, tuple(methods), target, settings, "api"))
+            comparison = Comparison(models, Request(prompt, tuple(methods), target, settings, new_token()))
+            job = device.submit(comparison)
         except DraftscopeError as error:
             raise gr.Error(str(error), print_exception=False) from error
-        for _ in comparison:
-            yield {"type": "lanes", "lanes": [_lane(lane) for lane in comparison.lanes]}
+
+        def lanes() -> dict:
+            return {"type": "lanes", "ahead": device.ahead(job), "lanes": [_lane(comparison, lane) for lane in comparison.lanes]}
+
+        async with aclosing(job.updates(lanes, lanes())) as updates:
+            async for update in updates:
+                yield update
         if comparison.failed:
             raise gr.Error(comparison.note, print_exception=False)
         yield {"type": "runs", "runs": [run.model_dump(mode="json", by_alias=True) for run in comparison.runs]}
@@ -105,15 +115,15 @@ def add_endpoints(models: Models, device: str) -> None:
             for offer in models.target_offers()
         ]
 
-    gr.api(compare, api_name="compare", concurrency_id=device, concurrency_limit=1)
+    gr.api(compare, api_name="compare", concurrency_limit=None)
     gr.api(methods, api_name="methods", queue=False)
     gr.api(targets, api_name="targets", queue=False)
 
 
-def _lane(lane: Lane) -> dict[str, Any]:
+def _lane(comparison: Comparison, lane: Lane) -> dict[str, Any]:
     """What an update says of a lane. Its list of ids only grows: Gradio sends differences, and its client (2.7) fails on a
     list that loses several items at once."""
-    figures = lane.view["figures"]
+    figures = comparison.figures(lane)
     return {
         "method": lane.view["method"],
         "head": None if lane.source == AUTOREGRESSIVE else lane.source,

@@ -1,8 +1,8 @@
 """What this server can run: targets and heads, offered without importing torch, loaded when they are first used."""
 
 import threading
-import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,7 +34,6 @@ class Models:
     _loaded: str | None = None
     _heads: dict[str, "DraftHead"] = field(default_factory=dict)
     _warm: set[str] = field(default_factory=set)
-    _preloading: bool = False
 
     def target_offers(self) -> list[TargetOffer]:
         """The targets a person sees, with the reason where one can't be chosen here."""
@@ -145,19 +144,23 @@ class Models:
         generate(target, head, prompt, Settings(max_new_tokens=WARM_UP_TOKENS, stop_token_ids=()))
         self._warm.add(name)
 
-    def preload(self, delay: float = 0.0) -> None:
-        """Load the target and its shipped heads in the background, once, so that the first Run does not wait for them."""
-        if self._preloading:
-            return
-        self._preloading = True
 
-        def load() -> None:
-            time.sleep(delay)
-            try:
-                target = self.target(self.source)
-                for offer in self.offers():
-                    self.head(offer.source, target)
-            except DraftscopeError:
-                return  # the first Run says the same, to the person who asked
+class Preload:
+    """Device work: load the target and its shipped heads, so that the first Run does not wait for them."""
 
-        threading.Thread(target=load, name="preload", daemon=True).start()
+    def __init__(self, models: Models) -> None:
+        self.models, self.stopped = models, threading.Event()
+
+    def work(self) -> Iterator[bool]:
+        try:
+            target = self.models.target(self.models.source)
+            for offer in self.models.offers():
+                yield False
+                if self.stopped.is_set():
+                    return
+                self.models.head(offer.source, target)
+        except DraftscopeError:
+            return  # the first Run says the same, to the person who asked
+
+    def finish(self) -> None:
+        """Nobody waits for it."""

@@ -1,8 +1,9 @@
 """Building the page: parts, handlers, endpoints."""
 
 import secrets
-import traceback
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, suppress
 from pathlib import Path
 
 import gradio as gr
@@ -10,19 +11,19 @@ import gradio as gr
 from app.address import Address, link, read_address
 from app.charts import Look
 from app.comparison import Comparison, Request
+from app.device import Device, Job
 from app.downloads import Downloads
 from app.endpoints import add_endpoints
 from app.layout import HEADER, SETTINGS, TREE_SETTINGS, Parts, controls, drawing, method_names, pool_line
 from app.library import RUNS, Recording, load_recording, load_uploaded, recordings
 from app.messages import notice, pack, refusal, selection
-from app.models import Models
+from app.models import Models, Preload
 from app.panels import Panels, filled, tabs
-from app.requests import Requests
+from app.requests import Requests, new_token
 from app.view import Message, session_of
 from decoding.errors import DraftscopeError, UsageError
 from decoding.records import Run, Settings
 
-DEVICE = "device"  # one queue for all work on the device
 QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
 MAX_LANES = 4
 LOOK = "() => [document.body.classList.contains('dark'), window.innerWidth < 700]"
@@ -47,13 +48,24 @@ def recorded(recording: Recording) -> tuple[list[Run], Message]:
     return runs, message
 
 
-def build(models: Models, runs: Path = RUNS) -> gr.Blocks:
+def place_line(job: Job) -> str:
+    """What a visitor who waits is told."""
+    ahead, seconds = job.device.ahead(job), job.device.wait_seconds(job)
+    if not ahead:
+        return ""
+    about = "" if seconds is None else f", about {max(5, 5 * round(seconds / 5))} s"
+    return f"Waiting for the device: {ahead} earlier request{'s' if ahead > 1 else ''}{about}."
+
+
+def build(models: Models, runs: Path = RUNS, device: Device | None = None) -> gr.Blocks:
     """The whole page.
 
     Args:
         models: what this server can run.
         runs: folder of the recorded runs; the page opens on the first.
+        device: where it runs, one for the page and the API; None = a new one.
     """
+    device = device or Device()
     shipped = recordings(runs)
     opening = recorded(shipped[0])[1] if shipped else notice("No recorded runs are shipped with this copy: press Run.")
     with gr.Blocks(title="Draftscope", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
@@ -65,18 +77,19 @@ def build(models: Models, runs: Path = RUNS) -> gr.Blocks:
                 parts.lanes = drawing("lanes", pack(opening), elem_id="ds-lanes")
                 drawing("transport", elem_id="ds-transport")
                 panels = tabs(shipped)
-        _Handlers(models, parts, panels, shipped).wire(demo)
-        add_endpoints(models, DEVICE)
+        _Handlers(models, parts, panels, shipped, device).wire(demo)
+        add_endpoints(models, device)
     return demo
 
 
 class _Handlers:
     """What happens when a person does something. None of this is an endpoint of the API."""
 
-    def __init__(self, models: Models, parts: Parts, panels: Panels, shipped: Sequence[Recording]) -> None:
-        self.models, self.parts, self.panels = models, parts, panels
+    def __init__(self, models: Models, parts: Parts, panels: Panels, shipped: Sequence[Recording], device: Device) -> None:
+        self.models, self.parts, self.panels, self.device = models, parts, panels, device
         self.shipped = {recording.name: recording for recording in shipped}
-        self.requests, self.downloads = Requests(), Downloads()
+        self.requests, self.downloads = Requests(device), Downloads()
+        self._preloads = False
 
     # ---- a live run --------------------------------------------------------------------------------------------------
     def begin(self, token: str, prompt: str, target: str, methods: list[str], *values: object) -> dict:
@@ -88,16 +101,14 @@ class _Handlers:
             if not prompt.strip():
                 raise UsageError("the prompt is empty: type something for the target to answer, or pick an example")
             self.models.check(target, methods)
-            settings = read_settings(values)
+            token = new_token()
+            comparison = Comparison(self.models, Request(prompt, tuple(methods), target, read_settings(values), token))
+            self.requests.open(comparison)
         except UsageError as error:
             return {parts.token: "", parts.lanes: refusal(str(error))}
-        token = self.requests.open()
-        others = self.requests.waiting(token)
-        note = f"Waiting for the device: {others} earlier request{'s' if others > 1 else ''}." if others else ""
-        lanes = Comparison(self.models, Request(prompt, tuple(methods), target, settings, token), note=note)
         return {
             parts.token: token,
-            parts.lanes: pack(lanes.message()),
+            parts.lanes: pack(comparison.message()),
             parts.run: gr.Button(interactive=False),
             parts.stop: gr.Button(interactive=True),
         }
@@ -116,29 +127,34 @@ class _Handlers:
         message = refusal("Stopped before it began.", failed=False, ended=True)
         return {parts.lanes: message, parts.run: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
 
-    def run_lanes(self, token: str, prompt: str, target: str, methods: list[str], *values: object) -> Iterator[dict]:
-        """Run the lanes; the page gets a message at most ten times a second."""
+    async def run_lanes(self, token: str) -> AsyncIterator[dict]:
+        """Follow the run of a request; the page gets a message at most a few times a second."""
         parts = self.parts
-        if not self.requests.claim(token):
+        idle = {parts.run: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
+        try:
+            job = self.requests.start(token)
+        except UsageError as error:
+            yield {parts.lanes: refusal(str(error), ended=True), **idle}
+            return
+        if job is None:
             yield {parts.token: token}  # a refused request: nothing to run
             return
-        idle = {parts.run: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
-        runs: list[Run] = []
+        comparison = job.work
+        address = link(comparison.request.prompt, comparison.request.ordered(), comparison.request.settings)
+
+        def shown() -> dict:
+            if job.ended.is_set() and job.started is None:
+                return {parts.lanes: refusal("Stopped before it began.", failed=False, ended=True), **idle}
+            message = comparison.message()
+            message["link"], message["note"] = address, message["note"] or place_line(job)
+            return {parts.lanes: pack(message), **({} if message["running"] else idle)}
+
         try:
-            settings = read_settings(values)
-            comparison = Comparison(
-                self.models, Request(prompt, tuple(methods), target, settings, token), lambda: self.requests.stopped(token)
-            )
-            address = link(prompt, comparison.request.ordered(), settings)
-            for message in comparison:
-                runs = comparison.runs
-                message["link"] = address
-                yield {parts.lanes: pack(message), **({} if message["running"] else idle)}
-        except Exception as error:  # the last net: whatever broke is said on the page, and the page stays usable
-            traceback.print_exc()
-            yield {parts.lanes: refusal(f"unexpected failure: {type(error).__name__}: {error}", ended=True), **idle}
+            async with aclosing(job.updates(shown, {parts.token: token})) as updates:
+                async for update in updates:
+                    yield update
         finally:
-            self.requests.close(token, runs)
+            self.requests.close(token)
 
     def draw_finished(self, token: str, dark: bool, narrow: bool) -> dict:
         """Fill the tabs from the runs that have just ended."""
@@ -205,8 +221,20 @@ class _Handlers:
         out.update(
             {field: address.settings[name] for name, field in zip(SETTINGS, parts.settings, strict=True) if name in address.settings}
         )
-        self.models.preload(delay=2.0)  # after the first view: importing torch while the page is being built would make it late
+        self.preload()
         return out or {parts.lanes: gr.skip()}
+
+    def preload(self) -> None:
+        """Load what the first Run needs, once, when the first view is out: importing torch meanwhile would make it late."""
+        if not self._preloads:
+            self._preloads = True
+            timer = threading.Timer(2.0, self._load_ahead)
+            timer.daemon = True
+            timer.start()
+
+    def _load_ahead(self) -> None:
+        with suppress(UsageError):  # the device has enough to do
+            self.device.submit(Preload(self.models))
 
     # ---- events ------------------------------------------------------------------------------------------------------
     def wire(self, demo: gr.Blocks) -> None:
@@ -221,10 +249,9 @@ class _Handlers:
             **QUIET,
         ).then(
             self.run_lanes,
-            [parts.token, *inputs],
+            parts.token,
             [parts.lanes, parts.run, parts.stop, parts.token],
-            concurrency_id=DEVICE,
-            concurrency_limit=1,
+            concurrency_limit=None,  # the device has a queue of its own, which knows places and times
             show_progress="hidden",
             api_visibility="private",
         ).then(self.draw_finished, [parts.token, *parts.look], [panels.gallery, *panels.outputs()], **QUIET).then(

@@ -1,66 +1,78 @@
-"""Requests that were asked for and not ended: Stop reaches a running one and one that still waits in the queue."""
+"""Requests of visitors: asked for, running, ended and not yet drawn."""
 
 import secrets
 import threading
 from collections import OrderedDict
 
+from app.comparison import Comparison
+from app.device import Device, Job
 from decoding.records import Run
 
-MAX_REQUESTS = 512
+MAX_ASKED = 512
 MAX_FINISHED = 32
 
 
 class Requests:
-    """Tokens of requests, who may still be stopped, and the runs of those that ended until they are drawn."""
+    """Each request by its token: what was asked, its job once its visitor follows it, its runs until they are drawn."""
 
-    def __init__(self) -> None:
-        self._events: OrderedDict[str, threading.Event] = OrderedDict()
-        self._claimed: set[str] = set()
+    def __init__(self, device: Device) -> None:
+        self.device = device
+        self._lock = threading.Lock()
+        self._asked: OrderedDict[str, Comparison] = OrderedDict()  # not begun
+        self._jobs: dict[str, Job] = {}
         self._finished: OrderedDict[str, list[Run]] = OrderedDict()
 
-    def open(self) -> str:
-        """A new token."""
-        token = secrets.token_hex(8)
-        self._events[token] = threading.Event()
-        while len(self._events) > MAX_REQUESTS:
-            self._events.popitem(last=False)
-        return token
+    def open(self, comparison: Comparison) -> None:
+        """Keep a request until its visitor's page follows it; its session is its token.
 
-    def claim(self, token: str) -> bool:
-        """True once for each token: a request runs once."""
-        if token not in self._events or token in self._claimed:
-            return False
-        self._claimed.add(token)
-        return True
+        Raises:
+            UsageError: no more work is taken.
+        """
+        self.device.check()
+        with self._lock:
+            self._asked[comparison.request.session] = comparison
+            while len(self._asked) > MAX_ASKED:
+                self._asked.popitem(last=False)
+
+    def start(self, token: str) -> Job | None:
+        """Queue a request, once; None where there is none (it was refused, or stopped already).
+
+        Raises:
+            UsageError: no more work is taken.
+        """
+        with self._lock:
+            if (comparison := self._asked.pop(token, None)) is None:
+                return None
+            job = self._jobs[token] = self.device.submit(comparison)
+            return job
 
     def active(self, token: str) -> bool:
-        return token in self._events
-
-    def waiting(self, token: str) -> int:
-        """How many other requests have not ended."""
-        return len(self._events.keys() - {token})
+        return token in self._asked or token in self._jobs
 
     def stop(self, token: str) -> bool:
-        """Stop a request; True where it had not begun: it is gone then, at once."""
-        if token in self._events and token not in self._claimed:
-            del self._events[token]
-            return True
-        if token in self._events:
-            self._events[token].set()
+        """Stop a request; True where it was not yet followed: nobody else tells its end then."""
+        with self._lock:
+            if self._asked.pop(token, None) is not None:
+                return True
+            job = self._jobs.get(token)
+        if job is not None:
+            job.stop()
         return False
 
-    def stopped(self, token: str) -> bool:
-        event = self._events.get(token)
-        return event is None or event.is_set()
-
-    def close(self, token: str, runs: list[Run]) -> None:
-        """The request ended with these runs."""
-        self._events.pop(token, None)
-        self._claimed.discard(token)
-        self._finished[token] = runs
-        while len(self._finished) > MAX_FINISHED:
-            self._finished.popitem(last=False)
+    def close(self, token: str) -> None:
+        """The visitor's page has stopped following: keep the runs until they are drawn."""
+        with self._lock:
+            if (job := self._jobs.pop(token, None)) is None:
+                return
+            self._finished[token] = job.work.runs
+            while len(self._finished) > MAX_FINISHED:
+                self._finished.popitem(last=False)
 
     def take(self, token: str) -> list[Run]:
         """The runs of an ended request, once."""
-        return self._finished.pop(token, [])
+        with self._lock:
+            return self._finished.pop(token, [])
+
+
+def new_token() -> str:
+    return secrets.token_hex(8)

@@ -122,7 +122,7 @@ def test_a_second_visitor_waits_is_told_so_and_can_stop_at_once(browser: Browser
         expect(first.locator(".ds-lane[data-state=running] .ds-chip").nth(3)).to_be_attached(timeout=30_000)
         for second in opened(browser, server.url):
             second.click("#ds-run")
-            expect(second.get_by_role("alert")).to_contain_text("Waiting for the device: 1 earlier request.")
+            expect(second.get_by_role("alert")).to_contain_text("Waiting for the device: 1 earlier request")
             expect_states(second, *["waiting"] * 3)
             second.click("#ds-stop")
             expect(second.get_by_role("alert")).to_contain_text("Stopped before it began.")
