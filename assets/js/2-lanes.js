@@ -246,6 +246,7 @@ draftscope.views.lanes = (root) => {
         plain = !lane.tree && lane.method === "autoregressive";
       own.box.dataset.state = lane.state;
       own.box.dataset.method = lane.method;
+      own.box.dataset.beat = lane.steps.length % 2;
       own.heading.textContent = lane.label;
       own.about.replaceChildren(lane.about, make("span.ds-facts", null, lane.facts));
       own.state.textContent = STATE[lane.state];
@@ -284,11 +285,12 @@ draftscope.views.lanes = (root) => {
       own.picked.forEach((chip) => chip.classList.add("picked"));
       own.now.setAttribute("x", Math.max(0, index));
     }
-    reveal(moved);
+    requestAnimationFrame(() => reveal(moved)); // when all views are drawn: the layout is made once
   }
 
   // Scroll inside the lanes only (scrollIntoView would move the page); first measure all, then move all: one layout.
   function reveal(cards_) {
+    cards_ = cards_.filter((own) => own.marked);
     const wanted = cards_.map(({ text, marked }) => {
       const up = marked.offsetTop,
         high = marked.offsetHeight,

@@ -1,0 +1,110 @@
+"""What stands around the page: its address, headers that keep foreign scripts out, a health endpoint, an orderly end."""
+
+import re
+import secrets
+import signal
+import time
+from typing import Any
+
+import gradio as gr
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.device import Device
+from app.limits import Limits
+from app.models import Models
+from app.theme import page_head, theme
+
+# Gradio compiles the templates of its HTML parts (unsafe-eval); everything else that is not the page's own is refused.
+# A Space is shown in a frame of huggingface.co.
+PAGE_POLICY = (
+    "default-src 'self'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
+    "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; object-src 'none'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'self' https://huggingface.co https://*.hf.space"
+)
+FILE_POLICY = "default-src 'none'; sandbox"  # what visitors upload is data, also where it calls itself a page
+SCRIPT, HEAD = re.compile(rb"<script(?=[\s>])"), re.compile(rb"<head>")
+
+
+class Guard:
+    """Adds the policy and other headers to every answer, and the page's own style and script to its document: in the
+    document itself they run before Gradio's, and are known by their nonce."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        nonce, start, body = secrets.token_urlsafe(16), None, b""
+
+        async def answer(message: Message) -> None:
+            nonlocal start, body
+            if message["type"] == "http.response.start":
+                headers = dict(message["headers"])
+                document = headers.get(b"content-type", b"").startswith(b"text/html") and "/file=" not in scope["path"]
+                policy = PAGE_POLICY.format(nonce=nonce) if document else FILE_POLICY
+                headers |= {
+                    b"content-security-policy": policy.encode(),
+                    b"x-content-type-options": b"nosniff",
+                    b"referrer-policy": b"same-origin",
+                }
+                message["headers"] = list(headers.items())
+                if not document:
+                    await send(message)
+                else:
+                    start = message
+            elif start is None:
+                await send(message)
+            else:
+                body += message.get("body", b"")
+                if not message.get("more_body"):
+                    body = HEAD.sub(lambda _: b"<head>" + page_head().encode(), body, count=1)
+                    body = SCRIPT.sub(f'<script nonce="{nonce}"'.encode(), body)
+                    start["headers"] = [
+                        *((k, v) for k, v in start["headers"] if k != b"content-length"),
+                        (b"content-length", b"%d" % len(body)),
+                    ]
+                    await send(start)
+                    await send({"type": "http.response.body", "body": body})
+
+        await self.app(scope, receive, answer)
+
+
+def launch_options(models: Models, device: Device, limits: Limits) -> dict[str, Any]:
+    """What `demo.launch` is given, apart from host and port."""
+    begun = time.monotonic()
+
+    def health(_: Request) -> JSONResponse:
+        told = {
+            "status": "ending" if device.closed else "ok",
+            "target": models.source,
+            "loaded": models.ready(models.source),
+            "requests": len(device),
+            "places": device.places,
+            "seconds": round(time.monotonic() - begun),
+        }
+        return JSONResponse(told, status_code=503 if device.closed else 200)
+
+    return {
+        "theme": theme(),
+        "footer_links": ["api", "gradio", "settings"],
+        "ssr_mode": False,  # the page is drawn by its own script; a second server would answer without the headers
+        "max_file_size": limits.max_upload_mb << 20,
+        "app_kwargs": {"middleware": [Middleware(Guard)], "routes": [Route("/health", health)]},
+    }
+
+
+def serve(demo: gr.Blocks, device: Device, **options: Any) -> None:
+    """Launch the page and stay until SIGTERM or Ctrl-C; then what runs is stopped, kept and logged before the end."""
+    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
+    demo.launch(prevent_thread_lock=True, **options)
+    try:
+        demo.block_thread()
+    finally:
+        device.close()
+        demo.close(verbose=False)
