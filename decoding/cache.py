@@ -77,6 +77,24 @@ class TreeCache(Cache):
             layer.commit(start, rows, count)
 
 
+class RowCache:
+    """Keys and values of one request, all layers in one tensor: rows are appended, an accepted path is kept."""
+
+    def __init__(self, layers: int, capacity: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        """
+        Args:
+            width: numbers per row and layer: the keys of all heads, then their values.
+        """
+        self.store = torch.empty(layers, capacity, width, dtype=dtype, device=device)
+        self.length = 0
+
+    def commit(self, start: int, rows: torch.Tensor | None, count: int) -> None:
+        """See TreeCache.commit."""
+        if rows is not None:
+            self.store[:, start : start + count] = self.store[:, rows + start]
+        self.length = start + count
+
+
 class SlotLayer(_FixedLayer):
     """Every batch row has its own length; each write puts one token per row at that row's position."""
 

@@ -173,11 +173,8 @@ class Generation:
         # 2. verify: one target forward over root + nodes; each sees the committed tokens, its ancestors and itself
         ids = torch.cat((tree.token_ids.new_tensor([self._root]), tree.token_ids))
         positions = torch.cat((tree.depths.new_zeros(1), tree.depths)) + context
-        visible = None
-        if len(tree):
-            own = ancestor_mask(tree.parents, self.settings.tree_depth)
-            visible = torch.cat((own.new_ones(len(ids), context), own), dim=1)
-        features = target.forward(ids, positions, visible, cache)
+        tail = ancestor_mask(tree.parents, self.settings.tree_depth) if len(tree) else None
+        features = target.forward(ids, positions, tail, cache)
         logits = target.logits(features)
         verify_ms = clock.lap()
 

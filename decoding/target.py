@@ -1,6 +1,7 @@
 """The target: any causal language model that transformers loads, driven row by row with explicit masks and positions."""
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -8,7 +9,8 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from decoding.cache import TreeCache
+from decoding.cache import RowCache, TreeCache
+from decoding.lean import LeanDecoder, Product, lean_decoder, near, see_all
 
 # byte-level BPE writes each byte as one printable character
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
@@ -72,49 +74,64 @@ class Target:
             return "".join(f"<0x{_BYTES[character]:02X}>" for character in piece)
         return text
 
-    def new_cache(self, capacity: int) -> TreeCache:
-        return TreeCache(self.model.config.get_text_config().num_hidden_layers, capacity)
+    @cached_property
+    def lean(self) -> LeanDecoder | None:
+        """The fast loop over this target's layers, made (and compared with the model) when it is first needed."""
+        return lean_decoder(self.model, self._own_forward, self._own_cache)
 
-    def forward(self, token_ids: torch.Tensor, positions: torch.Tensor, visible: torch.Tensor | None, cache: TreeCache) -> torch.Tensor:
+    @cached_property
+    def _head(self) -> nn.Module | Product:
+        weight = self.lm_head.weight
+        return Product(weight, self.lm_head.bias) if self.lean and weight.device.type == "cpu" else self.lm_head
+
+    def new_cache(self, capacity: int) -> TreeCache | RowCache:
+        return self.lean.new_cache(capacity) if self.lean else self._own_cache(capacity)
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, tail: torch.Tensor | None, cache: TreeCache | RowCache
+    ) -> torch.Tensor:
         """Run rows through the target and append them to the cache.
 
         Args:
             token_ids, positions: [rows].
-            visible: [rows, cached + rows] bool, what each row sees; None for a causal prefill of an empty cache
-                or a single row that sees everything.
+            tail: [rows, last] bool, what each row sees of the last columns, its own and those of the other rows among
+                them; the columns before are all seen. None for a causal prefill of an empty cache or a single row.
             cache: the request's cache.
 
         Returns:
             Features [rows, hidden]: the last hidden state after the final norm.
         """
+        return (self.lean or self._own_forward)(token_ids, positions, tail, cache)
+
+    def logits(self, features: torch.Tensor) -> torch.Tensor:
+        """[rows, hidden] -> [rows, vocab]."""
+        logits = self._head(features)
+        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
+
+    def _own_cache(self, capacity: int) -> TreeCache:
+        return TreeCache(self.model.config.get_text_config().num_hidden_layers, capacity)
+
+    def _own_forward(self, token_ids: torch.Tensor, positions: torch.Tensor, tail: torch.Tensor | None, cache: TreeCache) -> torch.Tensor:
+        """The model's own forward, see `forward`."""
         out = self.body(
             input_ids=token_ids[None].to(self.embedding.weight.device),
-            attention_mask=self._mask(visible, positions, cache),
+            attention_mask=self._mask(positions, tail, cache.length),
             position_ids=positions[None],
             cache=cache,
             use_cache=True,
         )
         return out.last_hidden_state[0].to(self.device)
 
-    def logits(self, features: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] -> [rows, vocab]."""
-        logits = self.lm_head(features)
-        return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
-
-    def _mask(self, visible: torch.Tensor | None, positions: torch.Tensor, cache: TreeCache) -> Any:
+    def _mask(self, positions: torch.Tensor, tail: torch.Tensor | None, cached: int) -> Any:
         """The 4-D mask transformers takes as it is; a sliding window, where the target has one, is cut into it here."""
-        total = cache.length + len(positions)
+        total = cached + len(positions)
         slides = self._window is not None and total > self._window
-        if visible is None and not slides:
+        if tail is None and not slides:
             return None
-        if visible is None:
-            visible = torch.ones(len(positions), total, dtype=torch.bool, device=positions.device).tril(cache.length)
-        full = visible[None, None]
+        full = see_all(len(positions), total, tail, positions.device)[None, None]
         if not slides:
             return full
-        # cached rows stand at their own position; the rows of this forward at the positions that were given
-        keys = torch.cat([torch.arange(cache.length, device=positions.device), positions])
-        sliding = full & (positions[:, None] - keys[None] < self._window)
+        sliding = full & near(positions, cached, self._window)
         if not self._layer_types:
             return sliding  # Mistral: every layer slides
         return {"full_attention": full, "sliding_attention": sliding}

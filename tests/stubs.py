@@ -45,14 +45,17 @@ class TableTarget:
     def new_cache(self, capacity: int) -> TableCache:
         return TableCache()
 
-    def forward(self, token_ids, positions, visible, cache) -> torch.Tensor:
+    def forward(self, token_ids, positions, tail, cache) -> torch.Tensor:
         start = cache.length
         cache.tokens += token_ids.tolist()
         cache.positions += positions.tolist()
         total = cache.length
-        if visible is None:
-            visible = torch.ones(len(token_ids), total, dtype=torch.bool).tril(start)
-        assert visible.shape == (len(token_ids), total)
+        visible = torch.ones(len(token_ids), total, dtype=torch.bool)
+        if tail is None:
+            visible = visible.tril(start)
+        else:
+            assert tail.shape == (len(token_ids), len(token_ids))
+            visible[:, start:] = tail
         columns = torch.tensor([cache.positions, cache.tokens])
         features = []
         for row, (token, position) in enumerate(zip(token_ids.tolist(), positions.tolist(), strict=True)):
