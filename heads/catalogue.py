@@ -2,7 +2,8 @@
 
 from pathlib import Path
 
-from heads.checkpoint import SECTION, read_config
+from heads.checkpoint import SECTION
+from heads.layouts import read_config
 
 SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "heads"
 

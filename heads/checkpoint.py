@@ -6,7 +6,6 @@
 
 import json
 import os
-import pickle
 import shutil
 import tempfile
 from collections.abc import Mapping
@@ -16,16 +15,17 @@ from typing import Any
 
 import torch
 from huggingface_hub import save_torch_state_dict
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from transformers import LlamaConfig
 
 from decoding.errors import DraftscopeError, UsageError
 from decoding.records import TreeShape
+from decoding.target import Target
 from heads.feature import FeatureHead, FeatureShape
+from heads.layouts import misfits, read_config, read_weights, weight_files
 
 SECTION = "draftscope"
-WEIGHTS, PICKLED, INDEX = "model.safetensors", "pytorch_model.bin", "model.safetensors.index.json"
+INDEX = "model.safetensors.index.json"
+EMBEDDING = "embed_tokens.weight"
 SMALL, SMALL_SHARD = 200_000_000, 9_000_000  # bytes: small heads live in repositories and Spaces, which refuse files over 10 MB
 DRAFT_VOCAB = "draft_vocab"
 
@@ -49,46 +49,6 @@ class HeadMeta:
         known = {name: section[name] for name in cls.__dataclass_fields__ if section.get(name) is not None}
         tree = known.pop("tree", None)
         return cls(**{"method": "eagle", "target": "", **known}, tree=TreeShape(**tree) if tree else None)
-
-
-def read_config(folder: Path) -> dict[str, Any]:
-    """The folder's config.json.
-
-    Raises:
-        UsageError: no folder, no config, or not JSON.
-    """
-    path = folder / "config.json"
-    if not path.is_file():
-        raise UsageError(f"{folder} is not a head: it has no config.json")
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise UsageError(f"{path} can't be read as JSON: {error}") from error
-    if not isinstance(config, dict):
-        raise UsageError(f"{path} holds no settings")
-    return config
-
-
-def read_tensors(folder: Path, *names: str) -> dict[str, torch.Tensor]:
-    """All tensors of a head folder's first weights file that is there, on the CPU; a pickle only as plain tensors."""
-    names = names or (WEIGHTS, INDEX, PICKLED)
-    path = next((folder / name for name in names if (folder / name).is_file()), None)
-    if path is None:
-        raise UsageError(f"{folder} is not a head: it has no {' or '.join(names)}")
-    try:
-        if path.name == INDEX:
-            shards = sorted(set(json.loads(path.read_text(encoding="utf-8"))["weight_map"].values()))
-            tensors = {name: tensor for shard in shards for name, tensor in load_file(folder / Path(shard).name).items()}
-        elif path.suffix == ".safetensors":
-            tensors = load_file(path)
-        else:
-            tensors = torch.load(path, map_location="cpu", weights_only=True)
-    except (SafetensorError, pickle.UnpicklingError, RuntimeError, OSError, EOFError, ValueError, KeyError, AttributeError) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise UsageError(f"{path} is broken or not a weights file: {reason}") from error
-    if not isinstance(tensors, dict) or not all(isinstance(value, torch.Tensor) for value in tensors.values()):
-        raise UsageError(f"{path} holds something else than named tensors")
-    return tensors
 
 
 def save_feature_head(
@@ -147,43 +107,39 @@ def load_feature_head(folder: Path) -> tuple[FeatureHead, HeadMeta, torch.Tensor
     Raises:
         UsageError: whatever does not fit, all at once, by tensor name and shape.
     """
-    config, tensors = read_config(folder), read_tensors(folder)
+    config, tensors = read_config(folder), read_weights(weight_files(folder))
     section = config.pop(SECTION, None) or {}
     bias_said, qkv_bias = config.pop("bias", True), bool(config.pop("qkv_bias", False))
     try:
         llama = LlamaConfig.from_dict({**config, "model_type": "llama"})
     except (TypeError, ValueError, KeyError) as error:
         raise UsageError(f"{folder / 'config.json'} is not a head's config: {error}") from error
-    # the file decides over the config: released LLaMA-3 HASS heads carry a bias that their config denies
-    fc_bias = "fc.bias" in tensors if "fc.weight" in tensors else bool(bias_said)
-    tensors.pop("embed_tokens.weight", None)  # the target's own; a copy of it in the file is not needed
+    # a bias that the config denies is in the file all the same: released LLaMA-3 HASS heads were trained with it
+    fc_bias = bool(bias_said) or "fc.bias" in tensors
     draft_vocab = tensors.pop(DRAFT_VOCAB, None)
     module = FeatureHead(FeatureShape(llama, fc_bias, qkv_bias or "layers.0.self_attn.q_proj.bias" in tensors))
-    _check_fit(folder, module, tensors)
+    wanted = module.state_dict()
+    copied = tensors.pop(EMBEDDING, None)  # the target's own: compared, then not needed
+    shape = (llama.vocab_size, llama.hidden_size)
+    wrong = misfits(tensors, wanted)
+    if copied is not None and tuple(copied.shape) != shape:
+        wrong.append(f"{EMBEDDING} is {tuple(copied.shape)}, expected {shape}")
+    if wrong:
+        raise UsageError(f"the tensors of {folder} do not fit its config: {'; '.join(wrong)}")
     module.to(tensors["fc.weight"].dtype).load_state_dict(tensors)
     return module, HeadMeta.from_section(section), draft_vocab
 
 
-def _check_fit(folder: Path, module: FeatureHead, tensors: dict[str, torch.Tensor]) -> None:
-    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    wrong = [f"{name} is missing" for name in wanted.keys() - found.keys()]
-    wrong += [f"{name} {found[name]} is not part of such a head" for name in found.keys() - wanted.keys()]
-    wrong += [f"{name} is {found[name]}, expected {wanted[name]}" for name in wanted.keys() & found.keys() if wanted[name] != found[name]]
+def check_target(name: str, hidden: int, vocab: int, draft_vocab: torch.Tensor | None, target: Target) -> None:
+    """Raises UsageError where a head was made for another kind of target: all that differs, at once."""
+    wrong = []
+    if hidden != target.hidden_size:
+        wrong.append(f"its hidden size is {hidden}, the target's {target.hidden_size}")
+    if vocab != target.vocab_size:
+        wrong.append(f"its vocabulary has {vocab} tokens, the target's {target.vocab_size}")
     if wrong:
-        raise UsageError(f"the tensors of {folder} do not fit its config: {'; '.join(sorted(wrong))}")
-
-
-def check_target(name: str, module: FeatureHead, draft_vocab: torch.Tensor | None, hidden_size: int, vocab_size: int, target: str) -> None:
-    """Raises UsageError where a head was made for another kind of target."""
-    llama = module.shape.llama
-    if llama.hidden_size != hidden_size:
-        raise UsageError(f"head {name} does not fit target {target}: its hidden size is {llama.hidden_size}, the target's {hidden_size}")
-    if llama.vocab_size != vocab_size:
-        raise UsageError(
-            f"head {name} does not fit target {target}: its vocabulary has {llama.vocab_size} tokens, the target's {vocab_size}"
-        )
-    check_draft_vocab(name, draft_vocab, vocab_size)
+        raise UsageError(f"head {name} does not fit target {target.name}: {'; '.join(wrong)}")
+    check_draft_vocab(name, draft_vocab, target.vocab_size)
 
 
 def check_draft_vocab(name: str, draft_vocab: torch.Tensor | None, vocab_size: int) -> None:

@@ -2,44 +2,41 @@
 
 from pathlib import Path
 
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
-
-from decoding.errors import DraftscopeError, UsageError
+from decoding import hub
+from decoding.errors import UsageError
 from decoding.head import DraftHead
+from decoding.hub import Progress, silent
 from decoding.target import Target
 from heads.catalogue import catalogue
-from heads.medusa import MedusaDraftHead, is_medusa
+from heads.layouts import recognise
+from heads.medusa import MedusaDraftHead
 from heads.session import FeatureDraftHead
 
 
-def load_head(source: str, target: Target) -> DraftHead:
+def load_head(source: str, target: Target, progress: Progress = silent) -> DraftHead:
     """Load a draft head and bind it to its target.
 
     Args:
-        source: name of a shipped head, a folder, or a hub id; the layout is recognised from what is in it.
+        source: name of a shipped head, a folder, or a hub id ('org/name', 'org/name@revision'); the layout is recognised
+            from what is in it.
+        progress: is told how far fetching it is.
 
     Raises:
         UsageError: unknown head, or one that does not fit the target.
         DraftscopeError: the hub can't be reached.
     """
-    folder = _folder(source)
-    layout = MedusaDraftHead if is_medusa(folder) else FeatureDraftHead
-    return layout.load(folder, target, name=Path(source).name)
+    folder = find_head(source, progress)
+    layout = MedusaDraftHead if recognise(folder) == "medusa" else FeatureDraftHead
+    return layout.load(folder, target, name=Path(source if Path(source).is_dir() else source.partition("@")[0]).name)
 
 
-def _folder(source: str) -> Path:
+def find_head(source: str, progress: Progress = silent) -> Path:
+    """The folder of a head's files, fetched if they are not here yet (see decoding.hub.find)."""
     shipped = catalogue()
     if source in shipped:
         return shipped[source]
-    if Path(source).is_dir():
-        return Path(source)
-    if source.count("/") != 1 or source.startswith((".", "/", "~")):
+    if not Path(source).is_dir() and hub.parse_id(source) is None:
         raise UsageError(
             f"unknown head {source!r}: shipped are {', '.join(shipped) or 'none'}; or give a folder or a hub id such as 'org/name'"
         )
-    try:
-        wanted = ["config.json", "*.safetensors", "*.safetensors.index.json", "pytorch_model.bin", "medusa_lm_head.pt"]
-        return Path(snapshot_download(source, allow_patterns=wanted))
-    except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
-        raise DraftscopeError(f"head {source!r} can't be had from the hub: {str(error).strip().splitlines()[0]}") from error
+    return hub.find("head", source, progress)

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import nn
 from torch.nn import functional
 
@@ -17,10 +16,9 @@ from decoding.errors import UsageError
 from decoding.head import DraftTree
 from decoding.records import HeadInfo, TreeShape
 from decoding.target import Target
-from heads.checkpoint import DRAFT_VOCAB, SECTION, WEIGHTS, HeadMeta, check_draft_vocab, read_config, read_tensors, save_folder
+from heads.checkpoint import DRAFT_VOCAB, SECTION, HeadMeta, check_target, save_folder
+from heads.layouts import MEDUSA_FILES, MEDUSA_PREFIX, misfits, read_config, read_weights, weight_files
 
-PREFIX = "medusa_head."
-LEGACY = "medusa_lm_head.pt"
 # Medusa's published static tree mc_sim_7b_63, in its order of priority: child ranks from the root down
 MC_SIM_7B_63 = (
     (0,), (0, 0), (1,), (0, 1), (2,), (0, 0, 0), (1, 0), (0, 2), (3,), (0, 3), (4,), (0, 4), (2, 0), (0, 5), (0, 0, 1), (5,),
@@ -136,16 +134,10 @@ class MedusaDraftHead:
         draft_vocab: torch.Tensor | None = None,
         choices: Sequence[Sequence[int]] = MC_SIM_7B_63,
     ) -> None:
-        if module.hidden != target.hidden_size:
-            raise UsageError(
-                f"head {name} does not fit target {target.name}: its hidden size is {module.hidden}, the target's {target.hidden_size}"
-            )
-        check_draft_vocab(name, draft_vocab, target.vocab_size)
         vocab = target.vocab_size if draft_vocab is None else len(draft_vocab)
-        if module.own_vocab not in (None, vocab):
-            raise UsageError(
-                f"head {name} does not fit target {target.name}: its lm_heads have {module.own_vocab} tokens, expected {vocab}"
-            )
+        # an own lm_head counts the tokens that it was made for: the target's, or those of the draft vocabulary
+        made_for = target.vocab_size if module.own_vocab in (None, vocab) else module.own_vocab
+        check_target(name, module.hidden, made_for, draft_vocab, target)
         self.name, self.meta, self.target = name, meta, target
         self.module = module.to(target.device, target.dtype).eval().requires_grad_(False)
         self.draft_vocab = None if draft_vocab is None else draft_vocab.to(target.device)
@@ -181,11 +173,6 @@ class MedusaDraftHead:
         return cls(name or folder.name, module, meta, target, draft_vocab, choices)
 
 
-def is_medusa(folder: Path) -> bool:
-    """Whether a folder has a Medusa layout."""
-    return (folder / LEGACY).is_file() or "medusa_num_heads" in read_config(folder)
-
-
 def save_medusa_head(
     folder: Path,
     module: MedusaHead,
@@ -216,24 +203,21 @@ def load_medusa_head(folder: Path) -> tuple[MedusaHead, HeadMeta, torch.Tensor |
     tensors = _medusa_tensors(folder)
     draft_vocab = tensors.pop(DRAFT_VOCAB, None)
     try:
-        keys = [name.removeprefix(PREFIX).split(".") for name in tensors]
+        keys = [name.removeprefix(MEDUSA_PREFIX).split(".") for name in tensors]
         positions = 1 + max(int(key[0]) for key in keys)
         layers = 1 + max(int(key[1]) for key in keys if key[2] == "linear")
     except (ValueError, IndexError) as error:
         raise UsageError(
             f"{folder} has no Medusa heads that can be read: its tensors are {', '.join(sorted(tensors)[:4]) or 'none'}"
         ) from error
-    first = tensors.get(f"{PREFIX}0.0.linear.weight")
-    own = tensors.get(f"{PREFIX}0.{layers}.weight")
+    first = tensors.get(f"{MEDUSA_PREFIX}0.0.linear.weight")
+    own = tensors.get(f"{MEDUSA_PREFIX}0.{layers}.weight")
     if first is None or first.ndim != 2:
-        raise UsageError(f"{folder} has no {PREFIX}0.0.linear.weight")
+        raise UsageError(f"{folder} has no {MEDUSA_PREFIX}0.0.linear.weight")
     module = MedusaHead(first.shape[1], positions, layers, len(own) if own is not None else None)
-    wanted = {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if wanted != found:
-        wrong = sorted(name for name in wanted.keys() | found.keys() if wanted.get(name) != found.get(name))
-        told = "; ".join(f"{name} is {found.get(name, 'missing')}, expected {wanted.get(name, 'none')}" for name in wrong)
-        raise UsageError(f"the tensors of {folder} are not a Medusa head's: {told}")
+    wrong = misfits(tensors, module.state_dict())
+    if wrong:
+        raise UsageError(f"the tensors of {folder} are not a Medusa head's: {'; '.join(wrong)}")
     module.to(first.dtype).load_state_dict(tensors)
     section = config.get(SECTION) or {}
     meta = HeadMeta.from_section({"method": "medusa", **section})
@@ -252,21 +236,8 @@ def _checked(folder: Path, choices: Sequence[Sequence[int]]) -> list[tuple[int, 
 
 def _medusa_tensors(folder: Path) -> dict[str, torch.Tensor]:
     """The heads' tensors only, under their v2 names."""
-    if (folder / LEGACY).is_file():
-        return {PREFIX + name: tensor for name, tensor in read_tensors(folder, LEGACY).items()}
-    shards = sorted(folder.glob("*.safetensors"))
-    if not shards or not all(_readable(shard) for shard in shards):
-        return {name: tensor for name, tensor in read_tensors(folder, WEIGHTS).items() if name.startswith(PREFIX) or name == DRAFT_VOCAB}
-    tensors = {}
-    for shard in shards:  # v2: a few heads inside a whole target
-        with safe_open(shard, "pt") as file:
-            for name in file.keys():  # noqa: SIM118 (safe_open is no mapping)
-                if name.startswith(PREFIX) or name == DRAFT_VOCAB:
-                    tensors[name] = file.get_tensor(name)
-    return tensors
-
-
-def _readable(path: Path) -> bool:
-    with path.open("rb") as file:
-        length = int.from_bytes(file.read(8), "little")
-    return 8 + length <= path.stat().st_size
+    alone = next((folder / name for name in MEDUSA_FILES if (folder / name).is_file()), None)
+    if alone is not None:  # v1
+        return {MEDUSA_PREFIX + name.removeprefix(MEDUSA_PREFIX): tensor for name, tensor in read_weights([alone]).items()}
+    files = weight_files(folder)  # v2: a few heads inside a whole target
+    return read_weights(files, MEDUSA_PREFIX) | read_weights(files, DRAFT_VOCAB)

@@ -22,7 +22,7 @@ class FeatureDraftHead:
         Args:
             draft_vocab: [tokens] ascending target token ids that the head may propose; None = all (FR-Spec, 2502.14856).
         """
-        check_target(name, module, draft_vocab, target.hidden_size, target.vocab_size, target.name)
+        check_target(name, module.shape.llama.hidden_size, module.shape.llama.vocab_size, draft_vocab, target)
         self.name, self.meta, self.target = name, meta, target
         self.module = module.to(target.device, target.dtype).eval().requires_grad_(False)
         self.draft_vocab = None if draft_vocab is None else draft_vocab.to(target.device)
