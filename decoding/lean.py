@@ -6,6 +6,7 @@ any other architecture, quantisation or spread over devices keeps the model's ow
 """
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -58,6 +59,7 @@ def fuse(linears: Sequence[nn.Linear]) -> Product:
         rows = [linear.weight.new_zeros(linear.out_features) if linear.bias is None else linear.bias.detach() for linear in linears]
         bias = torch.cat(rows)
     product = Product(weight, bias)
+    shared = _Shared(product, len(linears))
     start = 0
     for linear in linears:
         part = slice(start, start + linear.out_features)
@@ -65,9 +67,28 @@ def fuse(linears: Sequence[nn.Linear]) -> Product:
             linear.weight = nn.Parameter(weight[part], requires_grad=False)
         else:
             linear.register_parameter("weight", None)
-            linear.forward = lambda x, part=part: product(x)[..., part]
+            linear.forward = partial(shared, part)
         start += linear.out_features
     return product
+
+
+class _Shared:
+    """Serves the modules whose matrices were fused: the product is made once for all of them, not once for each."""
+
+    def __init__(self, product: Product, users: int) -> None:
+        self.product, self.users = product, users
+        self.given: torch.Tensor | None = None
+        self.made: torch.Tensor | None = None
+        self.served = 0
+
+    def __call__(self, part: slice, x: torch.Tensor) -> torch.Tensor:
+        if x is not self.given:
+            self.given, self.made, self.served = x, self.product(x), 0
+        out = self.made[..., part]
+        self.served += 1
+        if self.served == self.users:
+            self.given = self.made = None
+        return out
 
 
 class Rotary:

@@ -45,6 +45,20 @@ def test_packed_matrices_in_bfloat16(tiny_target) -> None:
         assert target.model.model.layers[0].self_attn.q_proj.weight is None, "the weights would be held twice"
 
 
+@torch.inference_mode()
+def test_fused_matrices_are_multiplied_once_for_all_that_live_from_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    target = load_target("tests/golden/tiny_base", device="cpu", dtype="bfloat16")
+    product = target.lean.layers[0].qkv
+    if product.packed is None:
+        pytest.skip("this CPU packs nothing")
+    calls = []
+    made = lean.Product.__call__
+    monkeypatch.setattr(lean.Product, "__call__", lambda self, x: calls.append(self) or made(self, x))
+    for _ in range(2):
+        target._own_forward(torch.arange(5), torch.arange(5), None, target._own_cache(8))
+    assert calls.count(product) == 2
+
+
 def test_weights_are_held_once() -> None:
     target = tiny_target("qwen2")
     assert target.lean is not None
