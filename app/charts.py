@@ -12,6 +12,7 @@ from decoding.records import Run
 
 DASHES = ("solid", "dash", "dot", "dashdot")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up")
+PAIR = 340  # height of charts that stand side by side
 PATTERNS = {"draft": "", "verify": "", "accept": "/", "commit": "x", "record": "."}
 
 
@@ -125,8 +126,9 @@ def latency(lanes: list[Drawn], look: Look) -> Chart:
                 x=numbers, y=values, name=name, marker=look.phase(name, lane), showlegend=False, row=row, col=1,
                 hovertemplate=f"step %{{x}}<br>{name} %{{y:.2f}} ms<extra>{lane.name}</extra>",
             )  # fmt: skip
+    heads = [lane for lane in lanes if lane.with_head]
     for name in PHASES:  # one legend for all rows
-        shade: dict = {"color": look.quiet if name == "draft" else look.target if name == "verify" else look.minor[name]}
+        shade: dict = {"color": heads[0].colour if name == "draft" and heads else look.minor.get(name, look.target)}
         label = {"draft": "draft (in the lane's colour)", "verify": "verify (target)"}.get(name, name)
         figure.add_bar(
             x=[None], y=[None], name=label, marker={**shade, "pattern": {"shape": PATTERNS[name], "fgcolor": look.ink, "size": 5}}
@@ -144,12 +146,17 @@ def _latency_words(lanes: list[Drawn]) -> str:
     for lane in lanes:
         figures = lane.figures
         each = figures.decode_ms / figures.steps
+        draft, verify = (share(figures.phase_ms[name], figures.decode_ms) for name in ("draft", "verify"))
         if lane.with_head:
-            share = figures.phase_ms["draft"] / figures.decode_ms if figures.decode_ms else 0
-            parts.append(f"a step of {lane.name} takes {each:.1f} ms, {share:.0%} of it drafting")
+            parts.append(f"a step of {lane.name} {each:.1f} ms ({draft} drafting, {verify} the target's forward)")
         else:
             parts.append(f"a step of plain decoding takes {each:.1f} ms")
     return sentence(parts)
+
+
+def share(part: float, whole: float) -> str:
+    """A percentage; of nothing it is zero."""
+    return f"{part / whole if whole else 0:.0%}"
 
 
 def tokens_over_time(lanes: list[Drawn], look: Look) -> Chart:
@@ -163,12 +170,13 @@ def tokens_over_time(lanes: list[Drawn], look: Look) -> Chart:
         line = {"color": lane.colour, "width": 2.5, "dash": DASHES[index % 4], "shape": "hv"}
         template = f"%{{y}} tokens after %{{x:.2f}} s<extra>{lane.name}</extra>"
         figure.add_scatter(x=times, y=counts, name=lane.name, mode="lines", line=line, hovertemplate=template)
-    look.finish(figure, 320)
+    look.finish(figure, PAIR)
     figure.update_xaxes(title_text="seconds, prefill included", rangemode="tozero")
     figure.update_yaxes(title_text="tokens")
     ranked = sorted((lane for lane in lanes if lane.figures.tokens_per_second), key=lambda lane: -(lane.figures.tokens_per_second or 0))
-    parts = [f"{lane.name} emits {lane.figures.tokens_per_second:.1f} tokens/s" for lane in ranked]
-    return Chart(figure, sentence(parts) + " Steeper is faster; a jump is one step that emitted several tokens.")
+    parts = [f"{lane.name} {lane.figures.tokens_per_second:.1f}" for lane in ranked]
+    words = f"Steeper is faster; a jump is one step that emitted several tokens. Tokens per second: {', '.join(parts)}."
+    return Chart(figure, words if parts else "")
 
 
 def histogram(lanes: list[Drawn], look: Look) -> Chart:
@@ -182,16 +190,17 @@ def histogram(lanes: list[Drawn], look: Look) -> Chart:
         marker = {"color": lane.colour, "pattern": {"shape": ("", "/", "x", ".")[index % 4], "fgcolor": look.ink, "size": 6}}
         template = f"%{{y:.0%}} of the steps accept %{{x}}<extra>{lane.name}</extra>"
         figure.add_bar(x=lengths, y=[counts.get(n, 0) / total for n in lengths], name=lane.name, marker=marker, hovertemplate=template)
-    look.finish(figure, 320, barmode="group")
+    look.finish(figure, PAIR, barmode="group")
     figure.update_xaxes(title_text="accepted tokens in a step", dtick=1)
     figure.update_yaxes(title_text="share of the steps", tickformat=".0%")
     parts = []
     for lane in heads:
-        counts = lane.figures.acceptance_histogram
-        steps = sum(counts.values()) or 1
-        tau = lane.figures.mean_acceptance_length or 0
+        figures = lane.figures
+        steps = len(figures.accepted_lengths) or 1
         parts.append(
-            f"{lane.name} accepts nothing in {counts.get(0, 0) / steps:.0%} of its steps; tau is {tau:.2f}, the bonus token included"
+            f"{lane.name} accepts nothing in {share(figures.acceptance_histogram.get(0, 0), steps)} of its steps and "
+            f"{figures.accepted / steps:.2f} of {figures.drafted / steps:.0f} drafted nodes on average "
+            f"(tree use {share(figures.accepted, figures.drafted)}; tau {figures.mean_acceptance_length or 0:.2f} with the bonus token)"
         )
     return Chart(figure, sentence(parts) or NO_HEAD)
 
@@ -219,7 +228,7 @@ def by_depth(lanes: list[Drawn], look: Look) -> Chart:
                 x=list(range(1, len(values) + 1)), y=values, legendgroup=lane.name, showlegend=number == 1, **marked(lane, index),
                 hovertemplate=f"depth %{{x}}: %{{y:.0%}}<extra>{lane.name}</extra>", **place(number, look),
             )  # fmt: skip
-    look.finish(figure, 560 if look.narrow else 340)
+    look.finish(figure, 560 if look.narrow else PAIR)
     figure.update_layout(legend_y=1.12, margin_t=60)
     figure.update_annotations(font_size=13)
     figure.update_xaxes(title_text="depth in the tree", dtick=1)
@@ -242,11 +251,15 @@ def cost(lanes: list[Drawn], look: Look) -> Chart:
         marker = {"color": fills, "pattern": {"shape": PATTERNS[name], "fgcolor": look.ink, "size": 5}}
         template = f"{name} %{{x:.2f}} ms per token<extra>%{{y}}</extra>"
         figure.add_bar(y=names, x=values, name=name, orientation="h", marker=marker, hovertemplate=template)
-    look.finish(figure, 110 + 46 * len(lanes), barmode="stack", showlegend=False)
+    look.finish(figure, 110 + 46 * len(lanes) if look.narrow else PAIR, barmode="stack", showlegend=False)
     figure.update_xaxes(title_text="ms per emitted token", rangemode="tozero")
     figure.update_yaxes(autorange="reversed")
-    parts = [f"a token costs {lane.figures.ms_per_token:.1f} ms with {lane.name}" for lane in lanes if lane.figures.ms_per_token]
-    return Chart(figure, sentence(parts) + " A head pays where drafting costs less than the forwards that it saves.")
+    parts = [f"{lane.figures.ms_per_token:.1f} ms with {lane.name}" for lane in lanes if lane.figures.ms_per_token]
+    words = f"A token costs {', '.join(parts)}." if parts else ""
+    heavy = [lane for lane in lanes if lane.with_head and lane.figures.phase_ms["draft"] > lane.figures.phase_ms["verify"]]
+    if heavy:
+        words += f" Drafting takes longer than the target's forward with {', '.join(lane.name for lane in heavy)}: try a smaller tree."
+    return Chart(figure, words + " A head pays where drafting and checking cost less than the forwards that it saves.")
 
 
 NO_HEAD = "No lane with a draft head has run."

@@ -2,16 +2,18 @@
 
 import gzip
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from app.methods import METHODS
 from decoding.errors import UsageError
 from decoding.records import MAX_RECORD_BYTES, Run
 
 RUNS = Path(__file__).resolve().parent.parent / "assets" / "runs"
 SUFFIX = ".json.gz"
-MAX_UPLOADED = 4
+MAX_LANES = 4
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,30 @@ def load_recording(recording: Recording) -> tuple[Run, ...]:
     runs = [load_packed(path) for path in sorted(recording.folder.glob(f"*{SUFFIX}"))]
     if not runs:
         raise UsageError(f"recording {recording.name!r} has no runs")
-    order = ("autoregressive", "eagle", "hass", "koala-eagle", "hass-koala", "medusa", "koala-medusa")
+    order = list(METHODS)
     return tuple(sorted(runs, key=lambda run: order.index(run.method) if run.method in order else len(order)))
+
+
+def lane_name(run: Run) -> str:
+    """What an address and the lane list call a run of a recording."""
+    return run.head or run.method
+
+
+def pick(runs: Sequence[Run], wanted: Sequence[str] = (), lane: str | None = None) -> list[Run]:
+    """The lanes of a recording that a view shows: the `wanted` ones, else the first four, `lane` among them.
+
+    Raises:
+        UsageError: none of that name, or more than a view holds.
+    """
+    names = [lane_name(run) for run in runs]
+    if unknown := [name for name in wanted if name not in names]:
+        raise UsageError(f"the recording has no lane {unknown[0][:60]!r}: it has {', '.join(names)}")
+    if len(wanted) > MAX_LANES:
+        raise UsageError(f"a view shows {MAX_LANES} lanes at most: take one away first")
+    shown = list(wanted) or names[:MAX_LANES]
+    if lane in names and lane not in shown:
+        shown = [*shown[: MAX_LANES - 1], lane]
+    return [run for run, name in zip(runs, names, strict=True) if name in shown]
 
 
 def load_packed(path: Path) -> Run:
@@ -75,8 +99,8 @@ def load_uploaded(paths: list[str]) -> list[Run]:
     Raises:
         UsageError: too many, too large, broken, or of different prompts.
     """
-    if not 1 <= len(paths) <= MAX_UPLOADED:
-        raise UsageError(f"{len(paths)} files given: a view shows 1 to {MAX_UPLOADED} runs")
+    if not 1 <= len(paths) <= MAX_LANES:
+        raise UsageError(f"{len(paths)} files given: a view shows 1 to {MAX_LANES} runs")
     runs = [load_packed(Path(path)) if path.endswith(".gz") else Run.load(path) for path in paths]
     if len({(run.target, tuple(run.prompt_ids)) for run in runs}) > 1:
         raise UsageError("the runs are of different prompts or targets: upload runs of one prompt together")

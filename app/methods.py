@@ -7,7 +7,8 @@ from decoding.records import AUTOREGRESSIVE
 
 @dataclass(frozen=True)
 class Method:
-    """How one method is shown. The colours are Okabe and Ito's, made lighter for the dark theme."""
+    """How one method is shown. The colours lie apart for every kind of colour vision (tests/app/test_methods.py measures it);
+    in charts, line style and symbol tell lanes apart as well."""
 
     key: str
     label: str
@@ -22,45 +23,45 @@ METHODS = {
         Method(
             AUTOREGRESSIVE,
             "Plain decoding",
-            "#667085",
-            "#98a2b3",
+            "#6b7280",
+            "#8e98a8",
             "No draft: one target forward for every token. The measure for all others.",
         ),
         Method(
             "eagle",
             "EAGLE",
-            "#d98200",
-            "#f0b03f",
+            "#cb8600",
+            "#fa9f1c",
             "One decoder layer guesses the target's next feature; trained on true features only.",
         ),
         Method(
             "hass",
             "HASS",
-            "#0072b2",
-            "#5ab4ec",
+            "#2463df",
+            "#3d9bff",
             "EAGLE's layer, trained on its own guesses too: it stays good deeper in the tree.",
         ),
         Method(
             "koala-eagle",
             "KOALA-EAGLE",
-            "#00896a",
-            "#35c9a3",
+            "#12a18a",
+            "#35d297",
             "Several layers instead of one: better guesses, each a little dearer.",
         ),
-        Method("hass-koala", "HASS + KOALA", "#b0568f", "#e596c7", "Several layers, trained on its own guesses: both ideas in one head."),
+        Method("hass-koala", "HASS + KOALA", "#6a1590", "#ddaefa", "Several layers, trained on its own guesses: both ideas in one head."),
         Method(
-            "medusa", "Medusa", "#7a6f00", "#d8cc3c", "Parallel heads, each guesses one position ahead from the same feature; a fixed tree."
+            "medusa", "Medusa", "#4d3800", "#f0f07a", "Parallel heads, each guesses one position ahead from the same feature; a fixed tree."
         ),
         Method(
             "koala-medusa",
             "KOALA-Medusa",
-            "#c04a00",
-            "#ff8f57",
+            "#c8260d",
+            "#f4503c",
             "Medusa heads with several distinct blocks each.",
         ),
     )
 }
-OTHER = Method("other", "Other", "#7f4bc4", "#b997ee", "A head whose recipe is not known here.")
+OTHER = Method("other", "Other", "#c2318f", "#ff8ad8", "A head whose recipe is not known here.")
 
 
 def method(key: str) -> Method:

@@ -5,6 +5,7 @@ import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
+from urllib.parse import urlencode
 
 import gradio as gr
 
@@ -15,17 +16,16 @@ from app.device import Device, Job
 from app.downloads import Downloads
 from app.endpoints import add_endpoints
 from app.layout import HEADER, SETTINGS, TREE_SETTINGS, Parts, controls, drawing, method_names, pool_line
-from app.library import RUNS, Recording, load_recording, load_uploaded, recordings
+from app.library import MAX_LANES, RUNS, Recording, lane_name, load_recording, load_uploaded, pick, recordings
 from app.messages import notice, pack, refusal, selection
 from app.models import Models, Preload
-from app.panels import Panels, filled, tabs
+from app.panels import Panels, filled, lane_choice, tabs
 from app.requests import Requests, new_token
 from app.view import Message, session_of
 from decoding.errors import DraftscopeError, UsageError
 from decoding.records import Run, Settings
 
 QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
-MAX_LANES = 4
 LOOK = "() => [document.body.classList.contains('dark'), window.innerWidth < 700]"
 BUSY = "A run is going on here: stop it first, or wait until it has ended."
 
@@ -40,11 +40,17 @@ def read_settings(values: Sequence[object]) -> Settings:
     return Settings(**{name: value for name, value in pairs if value is not None and not (name in TREE_SETTINGS and value == 0)})
 
 
-def recorded(recording: Recording) -> tuple[list[Run], Message]:
-    """The runs of a recording and what the page is told of them."""
-    runs = list(load_recording(recording))[:MAX_LANES]
-    message = session_of(runs, f"recorded-{recording.name}", "recorded", recording.title)
-    message["link"] = f"run={recording.name}"
+def recorded(recording: Recording, wanted: Sequence[str] = (), lane: str | None = None) -> tuple[list[Run], Message]:
+    """The runs of a recording (four at most, see `pick`) and what the page is told of them.
+
+    Raises:
+        UsageError: a broken recording, or lanes that it does not have.
+    """
+    every = load_recording(recording)
+    runs = pick(every, wanted, lane)
+    names = ",".join(map(lane_name, runs))
+    message = session_of(runs, f"recorded-{recording.name}-{names}", "recorded", recording.title)
+    message["link"] = urlencode({"run": recording.name, **({"methods": names} if len(every) > MAX_LANES else {})}, safe=",")
     return runs, message
 
 
@@ -161,11 +167,20 @@ class _Handlers:
         runs = [run for run in self.requests.take(token) if run.steps]
         if not runs:
             return {self.panels.gallery: gr.skip()}
-        return {self.panels.gallery: None, **filled(self.panels, runs, token, Look(dark, narrow), self.downloads)}
+        return {
+            self.panels.gallery: None,
+            self.panels.shown: lane_choice((), ()),
+            **filled(self.panels, runs, token, Look(dark, narrow), self.downloads),
+        }
 
     # ---- recorded and uploaded runs ----------------------------------------------------------------------------------
+    def choose_lanes(self, token: str, name: str | None, wanted: list[str], dark: bool, narrow: bool) -> dict:
+        """Show other lanes of the recording that is open."""
+        return self.open_recording(token, name, dark, narrow, Address(methods=wanted))
+
     def open_recording(self, token: str, name: str | None, dark: bool, narrow: bool, address: Address | None = None) -> dict:
-        """Show a recording, in the lanes and in the tabs."""
+        """Show a recording, in the lanes and in the tabs; an address says which of its lanes, and where it opens."""
+        address = address or Address()
         if not name:
             return {self.parts.lanes: gr.skip()}
         if self.requests.active(token):
@@ -173,11 +188,12 @@ class _Handlers:
         try:
             if name not in self.shipped:
                 raise UsageError(f"no recorded run is called {name[:60]!r}: there are {', '.join(self.shipped)}")
-            runs, message = recorded(self.shipped[name])
+            runs, message = recorded(self.shipped[name], address.methods, address.lane)
         except UsageError as error:
             return {self.parts.lanes: refusal(str(error))}
-        chosen = selection(address.lane, address.step) if address else {}
-        out: dict = {self.parts.lanes: pack(message, **chosen), self.parts.prompt: message["prompt"]}
+        every = load_recording(self.shipped[name])
+        out: dict = {self.parts.lanes: pack(message, **selection(address.lane, address.step)), self.parts.prompt: message["prompt"]}
+        out[self.panels.shown] = lane_choice(every, runs)
         return {**out, **filled(self.panels, runs, message["session"], Look(dark, narrow), self.downloads)}
 
     def open_upload(self, token: str, files: list[str] | None, dark: bool, narrow: bool) -> dict:
@@ -193,6 +209,7 @@ class _Handlers:
         return {
             self.parts.lanes: pack(message),
             self.panels.gallery: None,
+            self.panels.shown: lane_choice((), ()),
             **filled(self.panels, runs, session, Look(dark, narrow), self.downloads),
         }
 
@@ -201,7 +218,7 @@ class _Handlers:
         parts, out = self.parts, {}
         try:
             address = read_address(dict(request.query_params))
-            if address.methods:
+            if address.methods and not address.run:
                 self.models.check(self.models.source, address.methods)
         except UsageError as error:
             address, out = Address(), {parts.lanes: refusal(str(error))}
@@ -216,7 +233,7 @@ class _Handlers:
             out[self.panels.gallery] = address.run
         if address.prompt:
             out[parts.prompt] = address.prompt
-        if address.methods:
+        if address.methods and not address.run:
             out[parts.methods] = address.methods
         out.update(
             {field: address.settings[name] for name, field in zip(SETTINGS, parts.settings, strict=True) if name in address.settings}
@@ -240,7 +257,8 @@ class _Handlers:
     def wire(self, demo: gr.Blocks) -> None:
         parts, panels = self.parts, self.panels
         inputs = [parts.prompt, parts.target, parts.methods, *parts.settings]
-        everything = [parts.lanes, parts.prompt, parts.methods, *parts.settings, panels.gallery, *panels.outputs()]
+        below = [panels.gallery, panels.shown, *panels.outputs()]
+        everything = [parts.lanes, parts.prompt, parts.methods, *parts.settings, *below]
         gr.on(
             [parts.run.click, parts.prompt.submit],
             self.begin,
@@ -254,12 +272,11 @@ class _Handlers:
             concurrency_limit=None,  # the device has a queue of its own, which knows places and times
             show_progress="hidden",
             api_visibility="private",
-        ).then(self.draw_finished, [parts.token, *parts.look], [panels.gallery, *panels.outputs()], **QUIET).then(
-            self.models.memory_line, None, parts.memory, **QUIET
-        )
+        ).then(self.draw_finished, [parts.token, *parts.look], below, **QUIET).then(self.models.memory_line, None, parts.memory, **QUIET)
         parts.target.change(self.choose_target, parts.target, [parts.methods, parts.memory], **QUIET)
         parts.stop.click(self.stop, parts.token, [parts.token, parts.lanes, parts.run, parts.stop], **QUIET)
         panels.gallery.input(self.open_recording, [parts.token, panels.gallery, *parts.look], everything, **QUIET)
+        panels.shown.input(self.choose_lanes, [parts.token, panels.gallery, panels.shown, *parts.look], everything, **QUIET)
         panels.upload.upload(self.open_upload, [parts.token, panels.upload, *parts.look], everything, **QUIET)
         for button, example in parts.examples:
             button.click(lambda text=example.prompt: text, None, parts.prompt, **QUIET)

@@ -319,8 +319,10 @@ def settings_line(settings: Settings) -> str:
 
 def head_facts(info: HeadInfo, tree: TreeShape) -> str:
     """The size of a head and the tree that it drafts."""
-    layers = f"{info.layers} layer{'s' if info.layers > 1 else ''}"
-    return f"{layers}, {info.parameters / 1e6:.1f} M parameters; tree: depth {tree.depth}, top-k {tree.top_k}, {tree.nodes} nodes"
+    medusa = "medusa" in info.method
+    word = f"{'block' if medusa else 'layer'}{'s' if info.layers > 1 else ''}{' per position' if medusa else ''}"
+    size = f"{info.layers} {word}, {info.parameters / 1e6:.1f} M parameters"
+    return f"{size}; {'static ' if medusa else ''}tree: depth {tree.depth}, top-k {tree.top_k}, {tree.nodes} nodes"
 
 
 def facts_line(run: Run) -> str:

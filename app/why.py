@@ -8,9 +8,10 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from app.charts import SYMBOLS, Chart, Drawn, Look, drawn, marked, marked_as, panels, place, sentence
-from app.methods import lane_label, method
+from app.charts import NO_HEAD, PAIR, SYMBOLS, Chart, Drawn, Look, drawn, marked, marked_as, panels, place, sentence
+from app.methods import METHODS, lane_label, method
 from app.offers import SHIPPED
+from decoding.metrics import speed_up
 from decoding.records import Run
 
 MIN_SEEN = 3  # a mean over fewer steps than this says nothing
@@ -40,7 +41,8 @@ def drift(lanes: list[Drawn], look: Look) -> Chart:
     figure, parts = _by_depth(lanes, look, {"drift_cosine": "cosine %{y:.3f}", "drift_distance": "distance %{y:.1f}"}, titles)
     figure.update_yaxes(range=[0, 1.02], **place(1, look))
     words = "From depth 2 on a head builds on its own guesses instead of the target's true features; this is how far they drift. "
-    return Chart(figure, words + _fall(parts, "the cosine goes from {first:.2f} at depth 1 to {last:.2f} at depth {depth}"))
+    told = _fall(parts, "the cosine goes from {first:.2f} at depth 1 to {last:.2f} at depth {depth}")
+    return Chart(figure, words + told + _without(lanes, parts))
 
 
 def overlap(lanes: list[Drawn], look: Look) -> Chart:
@@ -48,7 +50,9 @@ def overlap(lanes: list[Drawn], look: Look) -> Chart:
     figure, parts = _by_depth(lanes, look, {"overlap": "overlap %{y:.0%}"}, [])
     figure.update_yaxes(title_text="shared probability", range=[0, 1.02], tickformat=".0%")
     words = "What drift costs: the share of probability on which head and target agree. "
-    return Chart(figure, words + _fall(parts, "it goes from {first:.0%} at depth 1 to {last:.0%} at depth {depth}"))
+    return Chart(
+        figure, words + _fall(parts, "it goes from {first:.0%} at depth 1 to {last:.0%} at depth {depth}") + _without(lanes, parts)
+    )
 
 
 Means = list[tuple[str, list[float | None]]]
@@ -68,7 +72,7 @@ def _by_depth(lanes: list[Drawn], look: Look, names: dict[str, str], titles: lis
                 x=list(range(1, len(values) + 1)), y=values, legendgroup=lane.name, showlegend=number == 1, **marked(lane, index),
                 hovertemplate=f"guess for depth %{{x}}: {hover}<extra>{lane.name}</extra>", **place(number, look),
             )  # fmt: skip
-    look.finish(figure, 560 if look.narrow and titles else 330)
+    look.finish(figure, 560 if look.narrow and titles else PAIR)
     if titles:
         figure.update_layout(legend_y=1.12, margin_t=60)
     figure.update_annotations(font_size=13)
@@ -82,7 +86,18 @@ def _fall(parts: Means, form: str) -> str:
         seen = [(depth, value) for depth, value in enumerate(values, 1) if value is not None]
         if len(seen) > 1:
             said.append(f"{name}: {form.format(first=seen[0][1], last=seen[-1][1], depth=seen[-1][0])}")
-    return sentence(said) if said else "These runs do not hold it: press Run."
+    return sentence(said)
+
+
+def _without(lanes: list[Drawn], parts: Means) -> str:
+    """Why a lane with a head has no line, in words."""
+    heads = [lane for lane in lanes if lane.with_head and lane.name not in dict(parts)]
+    if not heads:
+        return "" if parts else NO_HEAD
+    medusa = [lane.name for lane in heads if "medusa" in lane.run.method]
+    others = [lane.name for lane in heads if "medusa" not in lane.run.method]
+    said = f" {' and '.join(medusa)} guess every position from one true feature: no own features, so nothing to drift." if medusa else ""
+    return said + (f" The runs of {', '.join(others)} do not hold it: press Run to measure it." if others else "")
 
 
 def break_even(lanes: list[Drawn], look: Look) -> Chart:
@@ -118,13 +133,14 @@ def break_even(lanes: list[Drawn], look: Look) -> Chart:
             x=[cost], y=[tau], name=lane.name, mode="markers", marker={"color": lane.colour, "size": 15, "symbol": SYMBOLS[index % 4]},
             hovertemplate=f"a step costs %{{x:.2f}} plain steps<br>tau %{{y:.2f}}<extra>{lane.name}</extra>",
         )  # fmt: skip
-    look.finish(figure, 380)
+    look.finish(figure, PAIR)
     figure.update_xaxes(title_text="cost of a step, in steps of plain decoding", range=[0, far])
     figure.update_yaxes(title_text="tau: tokens per step", range=[0, top])
     parts = []
     for lane, cost, tau in points:
         if lane.with_head:
-            verdict = f"{tau / cost:.2f}× as fast" if tau >= cost else f"a loss, {tau / cost:.2f}×"
+            gain = speed_up(lane.figures, plain.figures) or tau / cost
+            verdict = f"{gain:.2f}× as fast" if gain >= 1 else f"a loss, {gain:.2f}×"
             parts.append(f"{lane.name}: a step costs {cost:.2f} plain steps and gives {tau:.2f} tokens, so {verdict}")
     return Chart(figure, "A head pays where its point lies above the line. " + sentence(parts))
 
@@ -147,15 +163,16 @@ def training(_: list[Drawn], look: Look) -> Chart:
 def trained_heads(folder: Path = SHIPPED) -> list[dict[str, Any]]:
     """What the shipped heads' configs say of their training and of the held-out text; heads without figures are left out."""
     out = []
-    for path in sorted(folder.glob("*/config.json")):
+    for path in folder.glob("*/config.json"):
         told = json.loads(path.read_text(encoding="utf-8"))
         section = told.get("draftscope") or {}
         held = (section.get("results") or {}).get("held_out") or {}
         if held.get("top1"):
             facts = {name: section.get(name) for name in ("method", "align_steps", "adversary", "tokens_seen")}
-            facts |= {"layers": told.get("num_hidden_layers"), "top1": held["top1"], "top4": held.get("top4")}
-            out.append({"name": path.parent.name, **facts})
-    return out
+            layers = told.get("num_hidden_layers") or told.get("medusa_num_layers")
+            out.append({"name": path.parent.name, "layers": layers, "top1": held["top1"], "top4": held.get("top4"), **facts})
+    order = list(METHODS)
+    return sorted(out, key=lambda entry: (order.index(entry["method"]) if entry["method"] in order else len(order), entry["name"]))
 
 
 WHY: dict[str, Callable[[list[Drawn], Look], Chart]] = {

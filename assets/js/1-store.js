@@ -17,6 +17,7 @@ window.draftscope = (() => {
     look: "tree",
     zoom: 1,
     beside: false,
+    mask: false,
   };
 
   function make(name, attributes, ...children) {
@@ -88,6 +89,11 @@ window.draftscope = (() => {
             : value.toExponential(0);
   const total = (step) => step.ms.reduce((sum, value) => sum + value, 0);
 
+  // Writes only what is new: most of a streamed update says what the page shows already.
+  function put(element, text) {
+    if (element.textContent !== text) element.textContent = text;
+  }
+
   // ---- words that explain themselves on hover and focus -----------------------------------------------------------
   const TERMS = {
     tau: "Mean acceptance length: tokens per step, bonus token included. 1.00 is plain decoding.",
@@ -134,8 +140,8 @@ window.draftscope = (() => {
   let earlier = null;
   function comeBack() {
     if (!earlier) return false;
-    const { look, zoom, beside, align } = state;
-    Object.assign(state, earlier, { look, zoom, beside, align });
+    const { look, zoom, beside, mask, align } = state;
+    Object.assign(state, earlier, { look, zoom, beside, mask, align });
     earlier = null;
     return true;
   }
@@ -198,17 +204,18 @@ window.draftscope = (() => {
   let due = null;
   function address() {
     clearTimeout(due);
-    due = setTimeout(() => {
-      if (!state.info || !state.info.link) return;
-      const asked = new URLSearchParams(state.info.link),
-        theme = new URLSearchParams(location.search).get("__theme");
-      if (state.info.kind === "recorded") {
-        asked.set("lane", state.focus.split(":").slice(1).join(":"));
-        asked.set("step", state.step + 1);
-      }
-      if (theme) asked.set("__theme", theme);
-      history.replaceState(null, "", `?${asked}`);
-    }, 250);
+    due = setTimeout(() => state.info && state.info.link && history.replaceState(null, "", link()), 250);
+  }
+
+  function link() {
+    const asked = new URLSearchParams(state.info.link),
+      theme = new URLSearchParams(location.search).get("__theme");
+    if (state.info.kind === "recorded") {
+      asked.set("lane", state.focus.split(":").slice(1).join(":"));
+      asked.set("step", state.step + 1);
+    }
+    if (theme) asked.set("__theme", theme);
+    return `${location.origin}${location.pathname}?${asked}`;
   }
 
   const lane_ = (key) => state.lanes.find((lane) => lane.key === key);
@@ -289,8 +296,10 @@ window.draftscope = (() => {
     ms,
     probability,
     total,
+    put,
     select,
     stepOf,
+    link,
     lane: lane_,
     emit,
     mount,

@@ -1,7 +1,7 @@
 // The lanes: figures, token chips by origin, latency strip, and the bar that moves through the steps.
 draftscope.views.lanes = (root) => {
   "use strict";
-  const { state, make, term, number, ms, total, select, stepOf, quoted, visible, pieces, tokenText } = draftscope;
+  const { state, make, term, number, ms, total, select, stepOf, quoted, visible, pieces, tokenText, put } = draftscope;
   const KIND = { live: "Live run", recorded: "Recorded run", uploaded: "Uploaded run" };
   const STATE = {
     waiting: "waiting",
@@ -11,7 +11,7 @@ draftscope.views.lanes = (root) => {
     stopped: "stopped",
     failed: "failed",
   };
-  const ENDED = { stop: " · ended by itself", length: " · ended at the token limit", cancelled: " · stopped", error: " · failed" };
+  const ENDED = { stop: " · ended by itself", length: " · token limit", cancelled: " · stopped", error: " · failed" };
   const EMPTY = {
     waiting: "Its turn comes: the lanes run one after the other, so that none slows another.",
     loading: "Loading and warming up. The first run takes a few seconds longer.",
@@ -21,41 +21,34 @@ draftscope.views.lanes = (root) => {
   };
   const PHASES = ["draft", "verify", "accept", "commit", "record"];
   const cards = new Map();
-  let session = null;
+  let session = null,
+    noted = "";
 
   const badge = make("span.ds-kind");
   const title = make("span.ds-title"),
     where = make("span.ds-where");
+  const copy = make("button.ds-button.ds-copy", { type: "button", hidden: true, onclick: copyLink }, "Copy link");
   const alert = make("div.ds-alert", { role: "alert", hidden: true });
+  const verdict = make("div.ds-verdicts");
   const grid = make("div.ds-lanes");
   root.append(
-    make("div.ds-banner", null, badge, title, where),
+    make("div.ds-banner", null, badge, title, copy, where),
     alert,
+    verdict,
     grid,
     legend(),
     make("div.ds-sr", { id: "ds-status", role: "status" }),
   );
 
   function legend() {
-    const chip = (kind, text, words) => make("span.ds-key", null, make(`span.ds-chip.${kind}`, null, text), words);
+    const chip = (kind, text, ...words) => make("span.ds-key", null, make(`span.ds-chip.${kind}`, null, text), ...words);
     return make(
       "div.ds-legend",
-      { "aria-label": "How tokens are marked" },
-      make(
-        "span.ds-key",
-        null,
-        make(
-          "span.ds-capsule",
-          null,
-          make("span.ds-chip.acc", null, "one"),
-          make("span.ds-chip.acc", null, "step"),
-          make("span.ds-chip.bonus", null, "end"),
-        ),
-        "one step:",
-      ),
-      chip("acc", "n-th", "n-th filled token = draft accepted at depth n"),
-      make("span.ds-key", null, make("span.ds-chip.bonus", null, "last"), term("bonus token")),
-      chip("plain", "plain", "plain decoding"),
+      { role: "note", "aria-label": "How tokens are marked" },
+      chip("acc", "filled", "drafted by the head and accepted: the n-th of a step at depth n"),
+      chip("bonus", "outlined", term("bonus token"), "ends the step"),
+      chip("plain", "underlined", "plain decoding"),
+      make("span.ds-key", null, make("span.ds-capsule.on", null, "framed"), "the selected step"),
       make("span.ds-key", null, make("span.ds-ws", null, "·"), "space"),
       make("span.ds-key", null, make("span.ds-ws", null, "⏎"), "new line"),
       make("span.ds-key", null, make("span.ds-byte", null, "E2"), "one byte of a character"),
@@ -81,12 +74,13 @@ draftscope.views.lanes = (root) => {
       state_ = make("span.ds-state"),
       equal = make("p.ds-equal"),
       heading = make("h2"),
-      about = make("p.ds-about");
+      about = make("p.ds-about"),
+      facts = make("p.ds-facts");
     const box = make(
       "article.ds-lane",
       { "data-method": lane.method },
       make("header", null, make("span.ds-swatch", { "aria-hidden": "true" }), heading, state_),
-      about,
+      make("div", null, about, facts),
       make("dl.ds-figures", null, speedBox, rateBox, tauBox),
       text,
       make("div.ds-strip-box", null, strip, stripText),
@@ -124,6 +118,7 @@ draftscope.views.lanes = (root) => {
       picked: [],
       heading,
       about,
+      facts,
       speed,
       rate,
       tau,
@@ -196,6 +191,8 @@ draftscope.views.lanes = (root) => {
 
   // One bar for each step: x in steps, y in ms. New steps are added to what is there; all lanes share one scale, from zero.
   function drawStrip(lane, own, top) {
+    if (own.barred === lane.steps.length && own.top === top) return;
+    own.top = top;
     for (; own.barred < lane.steps.length; own.barred++) {
       let base = 0;
       lane.steps[own.barred].ms.forEach((value, phase) => {
@@ -224,8 +221,67 @@ draftscope.views.lanes = (root) => {
     return `≠ ${where}${seen.gap === null ? "" : `; the target's two best logits are ${seen.gap} apart`}.`;
   }
 
+  // Who was fastest, by how much, and whether the texts are equal: the first thing to read when a run has ended.
+  function summary() {
+    const ran = state.lanes.filter((lane) => lane.figures.tps);
+    if (state.info.running) {
+      const at = state.lanes.findIndex((lane) => lane.state === "running" || lane.state === "loading");
+      return [at < 0 ? "Getting ready …" : `Lane ${at + 1} of ${state.lanes.length}: ${state.lanes[at].label}. Stop ends it within a step.`];
+    }
+    const plain = ran.find((lane) => !lane.tree),
+      heads = ran.filter((lane) => lane.tree).sort((a, b) => b.figures.tps - a.figures.tps);
+    if (!heads.length) return [plain ? `Plain decoding alone: ${number(plain.figures.tps, 1)} tokens/s.` : ""];
+    const [best] = heads,
+      gain = best.figures.speedup;
+    const first =
+      gain === null
+        ? `Fastest: ${best.label}, ${number(best.figures.tps, 1)} tokens/s. No speed-up is known: plain decoding was not measured beside it.`
+        : gain >= 1
+          ? `Fastest: ${best.label}, ${number(gain)}× plain decoding (${number(best.figures.tps, 1)} against ${number(plain.figures.tps, 1)} tokens/s).`
+          : `No head pays here: the best one, ${best.label}, runs at ${number(gain)}× of plain decoding.`;
+    const slower = heads.filter((lane) => lane !== best && lane.figures.speedup !== null && lane.figures.speedup < 1);
+    const behind = slower.length ? ` Slower than plain decoding: ${slower.map((lane) => lane.label).join(", ")}.` : "";
+    return [first, `${texts(heads)}${behind}`];
+  }
+
+  function texts(heads) {
+    if (heads[0].sampled) return "Sampled: the texts may differ, their distribution is the target's own.";
+    const held = heads.filter((lane) => lane.equality),
+      equal = held.filter((lane) => lane.equality.equal),
+      ties = held.filter((lane) => !lane.equality.equal && lane.equality.tie);
+    if (!held.length) return "Texts: not compared, plain decoding was not run.";
+    if (equal.length === held.length) return `Texts: ${held.length === 1 ? "equal" : "all equal"} to plain decoding, token for token.`;
+    const off = held.length - equal.length - ties.length;
+    const parts = [
+      [equal.length, "equal to plain decoding"],
+      [ties.length, "equal up to a near-tie that rounding decided"],
+      [off, "different"],
+    ];
+    return `Texts: ${parts
+      .filter(([count]) => count)
+      .map(([count, words]) => `${count} of ${held.length} ${words}`)
+      .join(", ")} (see Lossless).`;
+  }
+
+  function copyLink() {
+    const done = (words) => {
+      copy.textContent = words;
+      setTimeout(() => (copy.textContent = "Copy link"), 1500);
+    };
+    // without a secure address there is no clipboard: then the link is shown to be copied by hand
+    if (navigator.clipboard) navigator.clipboard.writeText(draftscope.link()).then(() => done("Copied"));
+    else window.prompt("A link that opens this view", draftscope.link());
+  }
+
+  // What a person has just caused comes into view: on a phone the lanes stand far below the Run button.
+  function show(element, lowest) {
+    const { top } = element.getBoundingClientRect();
+    if (top < 0 || top > lowest * window.innerHeight) element.scrollIntoView({ block: "start" });
+  }
+
   function update() {
-    const info = state.info;
+    const info = state.info,
+      begun = session !== null && session !== state.session && info.running;
     if (session !== state.session) {
       session = state.session;
       cards.clear();
@@ -233,13 +289,19 @@ draftscope.views.lanes = (root) => {
       grid.dataset.count = state.lanes.length;
       for (const lane of state.lanes) cards.set(lane.key, card(lane));
     }
-    badge.textContent = KIND[info.kind];
+    put(badge, KIND[info.kind]);
     badge.dataset.kind = info.kind;
-    title.textContent = info.title || visible(info.prompt.replace(/\s+/g, " "), 90).replaceAll("·", " ");
-    where.textContent = [info.where, info.settings].filter(Boolean).join(" · ");
+    put(title, info.title || visible(info.prompt.replace(/\s+/g, " "), 90).replaceAll("·", " "));
+    put(where, [info.where, info.settings].filter(Boolean).join(" · "));
+    copy.hidden = !info.link;
     alert.hidden = !info.note;
-    alert.textContent = info.note;
+    put(alert, info.note);
     alert.dataset.failed = info.failed;
+    const said = summary();
+    if (verdict.dataset.said !== said.join()) {
+      verdict.dataset.said = said.join();
+      verdict.replaceChildren(...said.filter(Boolean).map((words, nth) => make(nth ? "p" : "p.ds-first", null, words)));
+    }
     const top = Math.max(1e-9, ...state.lanes.flatMap((lane) => lane.steps.map(total)));
     for (const lane of state.lanes) {
       const own = cards.get(lane.key),
@@ -247,23 +309,29 @@ draftscope.views.lanes = (root) => {
       own.box.dataset.state = lane.state;
       own.box.dataset.method = lane.method;
       own.box.dataset.beat = lane.steps.length % 2;
-      own.heading.textContent = lane.label;
-      own.about.replaceChildren(lane.about, make("span.ds-facts", null, lane.facts));
-      own.state.textContent = STATE[lane.state];
-      own.speed.textContent =
-        plain && lane.figures.tps ? "1.00×" : lane.figures.speedup === null ? "–" : `${number(lane.figures.speedup)}×`;
-      own.rate.textContent = number(lane.figures.tps, lane.figures.tps >= 100 ? 0 : 1);
-      own.tau.textContent = number(lane.figures.tau);
-      own.equal.textContent = lane.error || equality(lane);
+      put(own.heading, lane.label);
+      put(own.about, lane.about);
+      put(own.facts, lane.facts);
+      put(own.state, STATE[lane.state]);
+      put(own.speed, plain && lane.figures.tps ? "1.00×" : lane.figures.speedup === null ? "–" : `${number(lane.figures.speedup)}×`);
+      put(own.rate, number(lane.figures.tps, lane.figures.tps >= 100 ? 0 : 1));
+      put(own.tau, number(lane.figures.tau));
+      put(own.equal, lane.error || equality(lane));
       own.equal.dataset.kind = lane.error ? "bad" : lane.equality && !lane.equality.equal && !lane.equality.tie ? "off" : "good";
-      own.stripText.textContent = lane.steps.length
-        ? `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}`
-        : "";
-      own.empty.textContent = lane.steps.length ? "" : EMPTY[lane.state] || "";
+      put(
+        own.stripText,
+        lane.steps.length
+          ? `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}`
+          : "",
+      );
+      put(own.empty, lane.steps.length ? "" : EMPTY[lane.state] || "");
       growText(lane, own);
       drawStrip(lane, own, top);
     }
     mark();
+    if (info.note && info.note !== noted) show(alert, 0.9);
+    else if (begun) show(root, 0.4);
+    noted = info.note;
   }
 
   function mark() {

@@ -4,8 +4,14 @@ draftscope.tree = (() => {
   const { make, visible, tokenText, quoted, probability, number } = draftscope;
   const STATUS = { a: "accepted", r: "rejected", u: "unreached" };
   const SIGN = { a: "✓", r: "×", u: "" };
-  const BOX = 19,
-    ROW = 25;
+  const BOX = 20,
+    ROW = 28,
+    FONT = 12,
+    WIDE = 7.3; // of one letter, in the same unit
+
+  // How high the place of a lane's trees is: rows of a full tree, as far as they fit. It is the same for all steps, so
+  // that nothing jumps.
+  const room = (nodes) => Math.min(480, Math.max(5, Math.ceil(0.8 * nodes)) * ROW + 10);
 
   // Levels, children and ranks: a node's children stand in the record's order, which is their rank.
   function shape(step) {
@@ -93,7 +99,9 @@ draftscope.tree = (() => {
     if (!lane.tree) return `One target forward, one token: ${quoted(lane, step.bonus)}.`;
     const taken = step.path.length,
       stop = end(step);
-    const words = taken ? `${taken} of ${form.levels} levels accepted` : "Nothing accepted";
+    const words = taken
+      ? `${taken} token${taken === 1 ? "" : "s"} accepted (the tree has ${form.levels} level${form.levels === 1 ? "" : "s"})`
+      : "Nothing accepted";
     const below = form.children.get(stop) || [];
     const best = below[0];
     const why =
@@ -110,22 +118,25 @@ draftscope.tree = (() => {
     return `${text}, depth ${form.depth[node]}, rank ${form.rank[node]}, draft ${probability(step.q[node])}, target ${probability(step.p[node])}, ${STATUS[step.mark[node]]}`;
   }
 
+  const percent = (value) => (value >= 0.995 ? "100%" : value >= 0.01 ? `${Math.round(100 * value)}%` : "<1%");
+
   // ---- drawing ----------------------------------------------------------------------------------------------------
   function draw(lane, step, options) {
     const form = shape(step),
       shown = (node) => options.all || step.mark[node] !== "u";
     const { row, count } = rows(step, form, shown);
     const levels = Math.max(form.levels, step.path.length + 1);
-    const column = Math.max(80, Math.min(168, (options.width - 8) / (levels + 1))) * options.zoom;
+    const column = Math.max(88, Math.min(190, (options.width - 8) / (levels + 1))) * options.zoom;
     const zoom = options.zoom,
       wide = column - 14 * zoom,
       high = BOX * zoom,
-      line = ROW * zoom;
+      line = Math.max(ROW, Math.min(1.3 * ROW, (options.height - 10) / count)) * zoom; // few rows spread out a little
     const width = column * (levels + 1) + 4,
       height = count * line + 6;
     const x = (level) => 3 + level * column,
       y = (node) => 4 + row.get(node) * line;
-    const room = Math.floor((wide - 22 * zoom) / (6.7 * zoom));
+    const numbered = wide > 100 * zoom; // the probability is also written where there is room for it
+    const letters = (kind, lead) => Math.max(3, Math.floor((wide - lead * zoom) / (WIDE * zoom)) - (numbered && kind ? 5 : 1));
     const level = (node) => (node === -1 ? 0 : node === "bonus" ? step.path.length + 1 : form.depth[node]);
     const svg = make("svg.ds-tree", {
       width,
@@ -167,25 +178,31 @@ draftscope.tree = (() => {
       const sign = kind === "root" ? "●" : kind === "bonus" ? "+" : SIGN[kind];
       if (sign)
         group.append(
-          make("text.ds-sign", { x: left + 9 * zoom, y: top + high * 0.68, "font-size": 11 * zoom, "text-anchor": "middle" }, sign),
+          make("text.ds-sign", { x: left + 9 * zoom, y: top + high * 0.7, "font-size": FONT * zoom, "text-anchor": "middle" }, sign),
         );
+      const real = typeof node === "number" && node >= 0,
+        lead = sign ? 17 : 8;
       group.append(
         make(
           "text.ds-token",
-          { x: left + (sign ? 17 : 8) * zoom, y: top + high * 0.68, "font-size": 11 * zoom },
-          visible(tokenText(lane, id), Math.max(3, sign ? room : room + 1)),
+          { x: left + lead * zoom, y: top + high * 0.7, "font-size": FONT * zoom },
+          visible(tokenText(lane, id), letters(real, lead)),
         ),
       );
-      if (typeof node === "number" && node >= 0) {
-        const length = wide - 12 * zoom;
+      if (real) {
+        const length = wide - 12 * zoom,
+          part = 2.5 * zoom;
+        if (numbered)
+          group.append(
+            make(
+              "text.ds-number",
+              { x: left + wide - 7 * zoom, y: top + high * 0.7, "font-size": 0.9 * FONT * zoom, "text-anchor": "end" },
+              percent(step.q[node]),
+            ),
+          );
         group.append(
-          make("rect.ds-q", { x: left + 6 * zoom, y: top + high, width: Math.max(0.5, length * step.q[node]), height: 2 * zoom }),
-          make("rect.ds-p", {
-            x: left + 6 * zoom,
-            y: top + high + 2 * zoom,
-            width: length * Math.min(1, step.p[node]),
-            height: 2 * zoom,
-          }),
+          make("rect.ds-q", { x: left + 6 * zoom, y: top + high + 0.5, width: Math.max(0.5, length * step.q[node]), height: part }),
+          make("rect.ds-p", { x: left + 6 * zoom, y: top + high + part + 0.5, width: length * Math.min(1, step.p[node]), height: part }),
         );
       }
       boxes.push(group);
@@ -212,22 +229,32 @@ draftscope.tree = (() => {
   }
 
   // ---- attention mask: what each row of the target's forward sees -------------------------------------------------
-  function mask(lane, step) {
+  function mask(lane, step, node, high) {
     const size = step.ids.length + 1,
-      cell = Math.max(3, Math.min(11, Math.floor(420 / (size + 3)))),
-      left = cell * 3;
-    let on = "",
-      own = "",
-      old = "";
-    for (let line = 0; line < size; line++) {
-      old += `M0 ${line * cell}h${left - cell}v${cell - 1}h${cell - left}z`;
-      for (let node = line - 1; node >= -1; node = node < 0 ? -2 : step.up[node]) {
-        const part = `M${left + (node + 1) * cell} ${line * cell}h${cell - 1}v${cell - 1}h${1 - cell}z`;
-        if (node === line - 1) own += part;
-        else on += part;
-      }
+      cell = Math.max(3, Math.min(18, Math.floor((high - 20) / size))),
+      named = cell >= 12, // rows are named where a letter fits
+      strip = Math.max(8, 2 * cell),
+      left = (named ? 90 : 0) + strip + 2,
+      name = (row) => visible(tokenText(lane, row ? step.ids[row - 1] : step.root), 10);
+    const paths = { old: "", on: "", own: "", row: "" };
+    const square = (column, row) => `M${left + column * cell} ${row * cell}h${cell - 1}v${cell - 1}h${1 - cell}z`;
+    for (let row = 0; row < size; row++) {
+      paths.old += `M${left - strip - 2} ${row * cell}h${strip - 2}v${cell - 1}h${2 - strip}z`;
+      for (let seen = row - 1; seen >= -1; seen = seen < 0 ? -2 : step.up[seen]) paths[seen === row - 1 ? "own" : "on"] += square(seen + 1, row);
     }
-    const side = left + size * cell;
+    const chosen = typeof node === "number" ? node + 1 : null;
+    const side = left + size * cell + 1;
+    const names = named
+      ? Array.from({ length: size }, (_, row) =>
+          make("text.ds-mask-name", { x: 84, y: row * cell + cell * 0.72, "font-size": Math.min(11, cell - 2), "text-anchor": "end" }, name(row)),
+        )
+      : [];
+    const above = [];
+    for (let up = chosen === null ? -2 : chosen - 1; up >= 0; up = step.up[up]) above.unshift(quoted(lane, step.ids[up], 12));
+    const words =
+      chosen === null
+        ? ""
+        : ` The framed row: ${chosen ? `the root${above.slice(0, -1).map((one) => `, ${one}`).join("")} and ${above[above.length - 1]} itself` : "the root itself"}.`;
     return make(
       "figure.ds-mask",
       null,
@@ -235,20 +262,24 @@ draftscope.tree = (() => {
         "svg",
         {
           width: side,
-          height: size * cell,
-          viewBox: `0 0 ${side} ${size * cell}`,
+          height: size * cell + 1,
+          viewBox: `0 -0.5 ${side} ${size * cell + 1}`,
           role: "img",
           "aria-label": `Attention mask, ${size} rows: each sees the ${step.ctx} committed tokens, its ancestors and itself`,
         },
         make("rect.ds-mask-back", { x: left, y: 0, width: size * cell, height: size * cell }),
-        make("path.ds-mask-old", { d: old }),
-        make("path.ds-mask-on", { d: on }),
-        make("path.ds-mask-own", { d: own }),
+        make("path.ds-mask-old", { d: paths.old }),
+        make("path.ds-mask-on", { d: paths.on }),
+        make("path.ds-mask-own", { d: paths.own }),
+        names,
+        chosen === null
+          ? null
+          : make("rect.ds-mask-row", { x: left - strip - 2, y: chosen * cell - 0.5, width: side - left + strip + 1, height: cell }),
       ),
       make(
         "figcaption",
         null,
-        `One target forward checks all ${size} rows (root, then ${step.ids.length} nodes). Each row sees the ${step.ctx} committed tokens (the strip at the left), its own ancestors and itself; not its siblings.`,
+        `One target forward checks all ${size} rows (root, then ${step.ids.length} nodes). A row sees the ${step.ctx} committed tokens (strip at the left), its own ancestors and itself.${words}`,
       ),
     );
   }
@@ -304,5 +335,5 @@ draftscope.tree = (() => {
     return make("div.ds-table", null, make("table", null, all));
   }
 
-  return { shape, draw, mask, table, decision, summary, label, end, STATUS, number };
+  return { shape, draw, mask, table, room, decision, summary, label, end, STATUS, number };
 })();

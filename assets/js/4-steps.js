@@ -1,7 +1,7 @@
 // The selected step of every lane: tree, table or mask, the chosen node in words, and where the step's time went.
 draftscope.views.steps = (root) => {
   "use strict";
-  const { state, make, term, visible, pieces, tokenText, probability, ms, total, select, stepOf, emit, tree } = draftscope;
+  const { state, make, term, visible, pieces, tokenText, probability, ms, total, put, select, stepOf, emit, tree } = draftscope;
   const PHASES = ["draft", "verify", "accept", "commit", "record"];
   const rows = new Map();
   let session = null,
@@ -44,7 +44,6 @@ draftscope.views.steps = (root) => {
       [
         ["tree", "Tree"],
         ["table", "Table"],
-        ["mask", "Mask"],
       ],
       (value) => ((state.look = value), emit("look")),
     ),
@@ -53,6 +52,12 @@ draftscope.views.steps = (root) => {
       null,
       make("input", { type: "checkbox", checked: true, onchange: (event) => ((all = event.target.checked), emit("look")) }),
       "unreached nodes",
+    ),
+    make(
+      "label.ds-check",
+      null,
+      make("input", { type: "checkbox", onchange: (event) => ((state.mask = event.target.checked), emit("look")) }),
+      "attention mask",
     ),
     make(
       "label.ds-check",
@@ -89,13 +94,22 @@ draftscope.views.steps = (root) => {
     const heading = make("h3"),
       words = make("p.ds-summary"),
       scroll = make("div.ds-scroll", { tabindex: 0, role: "region", "aria-label": `Draft tree of ${lane.label}` }),
+      masked = make("div.ds-masked", { hidden: true }),
       detail = make("div.ds-detail"),
       time = make("div.ds-time");
     const box = make(
       "section.ds-step",
       { "data-method": lane.method },
-      make("header", null, make("span.ds-swatch", { "aria-hidden": "true" }), heading, words),
-      make("div.ds-body", null, scroll, make("aside", { "aria-label": `Selected node of ${lane.label}` }, detail, time)),
+      make(
+        "header",
+        null,
+        make("span.ds-swatch", { "aria-hidden": "true" }),
+        heading,
+        // on a phone only the selected lane is open
+        make("button.ds-button.ds-open", { type: "button", onclick: () => open(lane.key) }, "Open"),
+        words,
+      ),
+      make("div.ds-body", null, make("div.ds-pictures", null, scroll, masked), make("aside", { "aria-label": `Selected node of ${lane.label}` }, detail, time)),
     );
     scroll.addEventListener("click", (event) => {
       const hit = event.target.closest("[data-node]");
@@ -103,7 +117,12 @@ draftscope.views.steps = (root) => {
     });
     scroll.addEventListener("keydown", (event) => walk(event, lane.key));
     list.append(box);
-    return { box, heading, words, scroll, detail, time, node: null, at: null };
+    return { box, heading, words, scroll, masked, detail, time, node: null, at: null, drawn: null, timed: null, maskDrawn: "" };
+  }
+
+  function open(key) {
+    const lane = draftscope.lane(key);
+    select(key, stepOf(lane), null, state.place);
   }
 
   const asNode = (text) => (text === "bonus" ? "bonus" : Number(text));
@@ -120,7 +139,7 @@ draftscope.views.steps = (root) => {
   // Arrow keys inside a tree: right to the best child, left to the parent, up and down through the nodes as drawn.
   function walk(event, key) {
     const keys = ["ArrowRight", "ArrowLeft", "ArrowUp", "ArrowDown", "Home", "End"];
-    if (state.look === "mask" || !keys.includes(event.key)) return;
+    if (!keys.includes(event.key)) return;
     const own = rows.get(key);
     const lane = draftscope.lane(key);
     const step = lane.steps[stepOf(lane)];
@@ -219,20 +238,28 @@ draftscope.views.steps = (root) => {
       for (const lane of state.lanes) rows.set(lane.key, row(lane));
     }
     list.dataset.beside = state.beside;
+    list.dataset.heads = state.lanes.filter((lane) => lane.tree || lane.method !== "autoregressive").length;
     const shown = [];
     for (const lane of state.lanes) {
       const own = rows.get(lane.key);
       own.box.dataset.method = lane.method;
       own.box.dataset.focus = lane.key === state.focus;
       own.box.dataset.plain = lane.method === "autoregressive";
-      own.scroll.hidden = lane.method === "autoregressive";
+      own.scroll.parentNode.hidden = lane.method === "autoregressive";
+      own.masked.hidden = !state.mask;
+      if (lane.tree) own.box.style.setProperty("--tree", `${tree.room(lane.tree[2])}px`);
       if (!lane.steps.length) blank(lane, own);
       else shown.push({ lane, own, index: stepOf(lane) });
     }
+    shown.forEach(drawMask); // takes its place beside the tree before the tree's own is measured
     // measure everything, then draw everything, then scroll: two layouts, however many lanes there are
-    const seen = shown.map(({ own }) => ({ width: own.scroll.clientWidth, at: own.scroll.scrollTop }));
+    const seen = shown.map(({ own }) => ({
+      width: own.scroll.clientWidth,
+      height: own.scroll.clientHeight,
+      at: own.scroll.scrollTop,
+    }));
     const top = Math.max(1e-9, ...shown.map(({ lane, index }) => total(lane.steps[index])));
-    shown.forEach((part, nth) => drawRow(part, top, seen[nth].width));
+    shown.forEach((part, nth) => drawRow(part, top, seen[nth]));
     shown.forEach(({ own, index }, nth) => {
       const place = `${index}/${state.look}/${state.zoom}`;
       const wanted = own.at === place ? seen[nth].at : 0;
@@ -243,27 +270,42 @@ draftscope.views.steps = (root) => {
 
   // Before the first step the row keeps its place, so that nothing jumps when the step arrives.
   function blank(lane, own) {
-    own.heading.textContent = lane.label;
-    own.words.textContent = "No step yet.";
-    own.scroll.replaceChildren();
-    own.detail.replaceChildren();
-    own.time.replaceChildren();
+    if (own.drawn === "") return;
+    put(own.heading, lane.label);
+    put(own.words, "No step yet.");
+    for (const part of [own.scroll, own.masked, own.detail, own.time]) part.replaceChildren();
     own.at = null;
+    own.drawn = own.timed = own.maskDrawn = "";
   }
 
-  function drawRow({ lane, own, index }, top, width) {
+  function drawMask({ lane, own, index }) {
+    const step = lane.steps[index],
+      node = state.mask && lane.tree ? current(own, lane, step) : null,
+      drawn = state.mask && lane.tree ? `${index}/${node}/${lane.state}` : "";
+    if (own.maskDrawn === drawn) return;
+    own.maskDrawn = drawn;
+    own.masked.replaceChildren(...(drawn ? [tree.mask(lane, step, node, tree.room(lane.tree[2]))] : []));
+  }
+
+  // A streamed update redraws the lane that moved, and no other.
+  function drawRow({ lane, own, index }, top, { width, height }) {
     const step = lane.steps[index];
-    const form = tree.shape(step);
     const node = current(own, lane, step);
-    own.heading.textContent = `${lane.label} · step ${index + 1} of ${lane.steps.length}`;
-    own.words.textContent = tree.summary(lane, step, form);
-    own.time.replaceChildren(...time(step, top));
+    put(own.heading, `${lane.label} · step ${index + 1} of ${lane.steps.length}`);
+    if (own.timed !== `${index}/${top}`) {
+      own.timed = `${index}/${top}`;
+      own.time.replaceChildren(...time(step, top));
+    }
+    const drawn = [index, node, lane.state, width, height, all, state.look, state.zoom].join();
+    if (own.drawn === drawn) return;
+    own.drawn = drawn;
+    const form = tree.shape(step);
+    put(own.words, tree.summary(lane, step, form));
     own.detail.replaceChildren(...(lane.tree ? detail(lane, step, form, node) : []));
-    if (!lane.tree) return;
+    if (!lane.tree || !width) return;
     const pick = (picked) => choose(lane.key, picked, true);
     if (state.look === "table") own.scroll.replaceChildren(tree.table(lane, step, form, node, pick));
-    else if (state.look === "mask") own.scroll.replaceChildren(tree.mask(lane, step));
-    else own.scroll.replaceChildren(tree.draw(lane, step, { all, width, zoom: state.zoom, node }).svg);
+    else own.scroll.replaceChildren(tree.draw(lane, step, { all, width, height, zoom: state.zoom, node }).svg);
   }
 
   // Redraws where the width changed, and when the tab comes into view (its width was 0).

@@ -4,13 +4,13 @@ import itertools
 import json
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from app.models import Models
 from app.page import build
@@ -34,13 +34,15 @@ class Server:
     runs: Path
 
 
-def tiny_models(folder: Path, hostile: bool = False) -> Models:
-    """A registry with the tiny target and two heads that draft well for it."""
+PATIENCE = 120_000  # ms: only a test that fails waits for so long, and a busy machine is no reason to fail
+expect.set_options(timeout=PATIENCE / 2)
+TWO_HEADS = {"eagle": "eagle2_tiny/head_bias", "hass": "hass_tiny/head_mid"}
+
+
+def tiny_models(folder: Path, hostile: bool = False, heads_of: Mapping[str, str] = TWO_HEADS) -> Models:
+    """A registry with the tiny target and heads that draft well for it: method -> golden head."""
     target = tiny_target(folder / "tiny", hostile)
-    heads = [
-        tiny_head("eagle2_tiny/head_bias", folder / "eagle", "eagle", "tiny"),
-        tiny_head("hass_tiny/head_mid", folder / "hass", "hass", "tiny"),
-    ]
+    heads = [tiny_head(source, folder / name, name, "tiny") for name, source in heads_of.items()]
     return Models(str(target), "cpu", "float32", tuple(map(str, heads)))
 
 
@@ -92,12 +94,14 @@ def browser(browser_executable: str) -> Iterator[Browser]:
         running.close()
 
 
-# every lane has its chips, and every lane with a head has its tree: what an opened page shows without a click
+# every lane has its chips, and every lane with a head that has room (on a phone: the selected one) has its tree:
+# what an opened page shows without a click
 DRAWN = """() => {
   const lanes = window.draftscope?.state.lanes ?? [];
-  const full = (name, wanted) => document.querySelectorAll(name).length === wanted.length;
-  return lanes.length && full(".ds-lane:has(.ds-chip)", lanes) && full(".ds-step", lanes)
-    && full(".ds-step .ds-tree", lanes.filter((lane) => lane.tree));
+  const full = (name) => document.querySelectorAll(name).length === lanes.length;
+  const roomy = [...document.querySelectorAll(".ds-scroll")].filter((part) => part.clientWidth);
+  return lanes.length && full(".ds-lane:has(.ds-chip)") && full(".ds-step") && roomy.length
+    && roomy.every((part) => part.querySelector(".ds-tree"));
 }"""
 
 
@@ -109,12 +113,13 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
 
 def opened(browser: Browser, url: str, query: str = "", width: int = 1440, dark: bool = False) -> Iterator[Page]:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+    context.set_default_timeout(PATIENCE)
     page = context.new_page()
     wrong: list[str] = []
     page.on("pageerror", lambda error: wrong.append(str(error)))
     page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
     page.goto(url + query)
-    page.wait_for_function(DRAWN, timeout=30_000)
+    page.wait_for_function(DRAWN)
     yield page
     context.close()
     assert not wrong

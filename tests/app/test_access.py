@@ -32,7 +32,7 @@ def test_no_serious_fault_in_any_tab(browser: Browser, server: Server, dark: boo
         assert faults(page, "#ds-tabs") == []
         for name, filled in TABS.items():
             page.get_by_role("tab", name=name).click()
-            expect(page.locator(f"{filled}:visible").first).to_be_visible(timeout=20_000)
+            expect(page.locator(f"{filled}:visible").first).to_be_visible()
             assert faults(page, "#ds-tabs") == [], name
         page.get_by_role("button", name="Two-minute tour").click()
         assert faults(page, ".ds-tour") == []
@@ -60,6 +60,6 @@ def test_live_regions_say_start_and_end_only(page: Page) -> None:
     )
     before = page.evaluate("draftscope.state.session")
     page.click("#ds-run")
-    page.wait_for_function("b => draftscope.state.session !== b && !draftscope.state.info.running", arg=before, timeout=60_000)
+    page.wait_for_function("b => draftscope.state.session !== b && !draftscope.state.info.running", arg=before)
     said = page.evaluate("said")
     assert len(said) == 2 and said[0] == "Run started." and said[1].startswith("Run ended: Plain decoding: done, ")

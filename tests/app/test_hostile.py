@@ -28,9 +28,11 @@ def test_hostile_tokens_are_text(browser: Browser, hostile_server: Server, width
 def everywhere(page: Page) -> None:
     """Show every step, tab and view, so that every token is drawn in every way there is."""
     expect(page.locator(".ds-lane .ds-text").first).to_contain_text("<script>alert(1)</script>")
-    for look, drawn in (("Table", ".ds-table"), ("Mask", ".ds-mask"), ("Tree", ".ds-tree")):
+    page.get_by_label("attention mask", exact=True).check()
+    for look, drawn in (("Table", ".ds-table"), ("Tree", ".ds-tree")):
         page.get_by_text(look, exact=True).click()
-        expect(page.locator(f".ds-step {drawn}")).to_have_count(2)
+        expect(page.locator(f'.ds-step[data-focus="true"] {drawn}')).to_be_visible()
+        expect(page.locator('.ds-step[data-focus="true"] .ds-mask')).to_be_visible()
         for step in range(1, 12):
             page.locator(".ds-slider").fill(str(step))
             expect(page.locator(".ds-readout")).to_contain_text(f"step {step} of")

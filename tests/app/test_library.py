@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from app.library import RUNS, load_packed, load_recording, load_uploaded, recordings, save_packed
+from app.library import RUNS, load_packed, load_recording, load_uploaded, pick, recordings, save_packed
 from decoding.errors import UsageError
 from decoding.metrics import measure
 from decoding.records import MAX_RECORD_BYTES
@@ -49,3 +49,14 @@ def test_uploads_are_checked(tmp_path: Path) -> None:
     bomb.write_bytes(b"no gzip")
     with pytest.raises(UsageError, match=r"bomb\.json\.gz can't be read"):
         load_uploaded([str(bomb)])
+
+
+def test_a_view_picks_four_lanes_and_the_one_that_was_asked_for() -> None:
+    runs = [long_run(None), *(long_run(name) for name in "abcde")]
+    assert [run.head for run in pick(runs)] == [None, "a", "b", "c"]
+    assert [run.head for run in pick(runs, lane="e")] == [None, "a", "b", "e"]
+    assert [run.head for run in pick(runs, ["e", "autoregressive"])] == [None, "e"]
+    with pytest.raises(UsageError, match="no lane 'x'"):
+        pick(runs, ["x"])
+    with pytest.raises(UsageError, match="4 lanes at most"):
+        pick(runs, ["a", "b", "c", "d", "e"])

@@ -19,7 +19,7 @@ def run_to_end(page: Page) -> None:
     before = page.evaluate("draftscope.state.session")
     page.click("#ds-run")
     ended = "before => draftscope.state.session !== before && !draftscope.state.info.running"
-    page.wait_for_function(ended, arg=before, timeout=60_000)
+    page.wait_for_function(ended, arg=before)
     expect(page.locator("#ds-run")).to_be_enabled()
 
 
@@ -32,6 +32,8 @@ def stop_running(page: Page, held: Event) -> None:
 
 def test_opens_on_a_recorded_run_with_everything_filled(page: Page) -> None:
     expect(page.locator(".ds-kind")).to_have_text("Recorded run")
+    expect(page.locator(".ds-verdicts")).to_contain_text(re.compile(r"Fastest: |No head pays here: "))
+    expect(page.locator(".ds-verdicts")).to_contain_text("Texts: all equal to plain decoding, token for token.")
     expect(page.locator(".ds-lane")).to_have_count(3)
     expect_states(page, *["finished"] * 3)
     expect(page.locator(".ds-lane[data-method=hass] .ds-equal")).to_contain_text("Equal to plain decoding, 64 tokens")
@@ -72,7 +74,7 @@ def test_scrubbing_moves_lanes_trees_and_times_together(page: Page) -> None:
 
 def test_stop_ends_within_a_step_and_keeps_what_was_made(page: Page, held_target: Event) -> None:
     page.click("#ds-run")
-    expect(page.locator(".ds-lane[data-state=running] .ds-chip").nth(6)).to_be_attached(timeout=30_000)
+    expect(page.locator(".ds-lane[data-state=running] .ds-chip").nth(6)).to_be_attached()
     stop_running(page, held_target)
     page.wait_for_function("!draftscope.state.info.running")
     expect(page.locator("#ds-run")).to_be_enabled()
@@ -103,6 +105,19 @@ def test_a_wrong_request_says_so_keeps_the_prompt_and_leaves_the_page_usable(pag
     assert page.evaluate("draftscope.state.lanes[1].tree") == [1, 10, 8]
 
 
+def test_what_a_person_caused_comes_into_view(browser: Browser, server: Server) -> None:
+    for page in opened(browser, server.url, width=390):
+        expect(page.locator(".ds-lane .ds-text").first).not_to_be_in_viewport()
+        page.click("#ds-run")
+        expect(page.locator(".ds-lane .ds-text").first).to_be_in_viewport()
+        page.wait_for_function("!draftscope.state.info.running")
+        page.get_by_role("tab", name="Runs").scroll_into_view_if_needed()
+        expect(page.locator(".ds-verdicts")).not_to_be_in_viewport()
+        page.locator("#ds-prompt textarea").evaluate("box => { box.value = ''; box.dispatchEvent(new Event('input')) }")
+        page.locator("#ds-run").evaluate("button => button.click()")  # a click of the driver would scroll by itself
+        expect(page.get_by_role("alert")).to_be_in_viewport()
+
+
 def test_an_example_fills_the_prompt(page: Page) -> None:
     page.get_by_role("button", name="Arithmetic").click()
     expect(page.locator("#ds-prompt textarea")).to_have_value(
@@ -119,7 +134,7 @@ def test_server_has_no_public_endpoint_but_the_documented_ones(server: Server, p
 def test_a_second_visitor_waits_is_told_so_and_can_stop_at_once(browser: Browser, server: Server, held_target: Event) -> None:
     for first in opened(browser, server.url):
         first.click("#ds-run")
-        expect(first.locator(".ds-lane[data-state=running] .ds-chip").nth(3)).to_be_attached(timeout=30_000)
+        expect(first.locator(".ds-lane[data-state=running] .ds-chip").nth(3)).to_be_attached()
         for second in opened(browser, server.url):
             second.click("#ds-run")
             expect(second.get_by_role("alert")).to_contain_text("Waiting for the device: 1 earlier request")
@@ -151,7 +166,7 @@ def test_a_lane_that_fails_says_why_and_the_others_go_on(page: Page, monkeypatch
 def test_a_run_that_makes_nothing_leaves_the_earlier_lanes_in_place(page: Page) -> None:
     page.fill("#ds-prompt textarea", " the" * 1100)  # more than the tiny target's context
     page.click("#ds-run")
-    expect(page.get_by_role("alert")).to_contain_text("the context of tiny holds 1024: shorten it", timeout=20_000)
+    expect(page.get_by_role("alert")).to_contain_text("the context of tiny holds 1024: shorten it")
     expect(page.locator("#ds-run")).to_be_enabled()
     expect(page.locator(".ds-kind")).to_have_text("Recorded run")
     expect_states(page, *["finished"] * 3)

@@ -92,7 +92,8 @@ def test_the_table_says_the_same_as_the_tree(page: Page) -> None:
 
 
 def test_the_mask_shows_ancestors_only(page: Page) -> None:
-    page.get_by_text("Mask", exact=True).click()
+    page.get_by_label("attention mask", exact=True).check()
+    expect(page.locator(f"{HASS} .ds-tree")).to_be_visible()  # beside the tree, not in its place
     figure = page.locator(f"{HASS} .ds-mask")
     expect(figure).to_contain_text("One target forward checks all")
     step, ancestors = page.evaluate(STEP), 0
@@ -103,6 +104,9 @@ def test_the_mask_shows_ancestors_only(page: Page) -> None:
         ancestors += 1  # the root
     drawn = page.locator(f"{HASS} .ds-mask-on").get_attribute("d") or ""
     assert drawn.count("M") == ancestors
+    page.locator(f"{HASS} .ds-node.is-a").first.click()
+    expect(figure).to_contain_text("The framed row: the root and")
+    expect(figure.locator(".ds-mask-row")).to_have_count(1)
 
 
 def test_unreached_nodes_can_be_hidden_and_trees_put_side_by_side_and_zoomed(page: Page) -> None:

@@ -20,7 +20,7 @@ def upload(page: Page, *files: Path) -> None:
 
 def test_charts_are_drawn_for_the_recorded_run(page: Page) -> None:
     tab(page, "Charts")
-    expect(page.locator(".ds-chart .js-plotly-plot")).to_have_count(5, timeout=20_000)
+    expect(page.locator(".ds-chart .js-plotly-plot")).to_have_count(5)
     expect(page.locator(".ds-chart .ds-note").first).to_contain_text("A step of plain decoding takes")
 
 
@@ -33,9 +33,7 @@ def test_race_replays_all_lanes_on_one_clock(page: Page) -> None:
     race.get_by_label("Pace of the replay").select_option("10")
     race.get_by_role("button", name="Restart").click()
     page.wait_for_function("document.querySelectorAll('.ds-race-count')[2].textContent.includes(' of ')")
-    page.wait_for_function(
-        "[...document.querySelectorAll('.ds-race-count')].every(c => c.textContent.includes('tokens in'))", timeout=30_000
-    )
+    page.wait_for_function("[...document.querySelectorAll('.ds-race-count')].every(c => c.textContent.includes('tokens in'))")
     expect(race.locator(".ds-race-text").nth(1).locator(".ds-chip")).to_have_count(64)
     expect(race.get_by_role("button", name="Start", exact=True)).to_be_visible()
 
@@ -49,6 +47,7 @@ def test_lossless_says_equal_in_words(page: Page) -> None:
 def test_why_shows_drift_break_even_and_the_papers(page: Page) -> None:
     tab(page, "Why HASS, why KOALA")
     expect(page.get_by_text("What it sees in training is what it sees while drafting.")).to_be_visible()
+    expect(page.locator(".ds-card[data-method=hass] .ds-seen")).to_contain_text("On this run: HASS beside EAGLE: tau 6.")
     notes = page.locator(".ds-chart .ds-note:visible")
     expect(notes.first).to_contain_text("the cosine goes from")
     expect(page.get_by_text("A head pays where its point lies above the line.")).to_be_visible()
@@ -73,7 +72,7 @@ def test_what_is_shown_can_be_downloaded_and_uploaded_again(page: Page, tmp_path
         waiting.value.save_as(files[-1])
     assert json.loads(files[0].read_text())["schema"] == "draftscope.run/1"
     upload(page, *files)
-    expect(page.locator(".ds-kind")).to_have_text("Uploaded run", timeout=15_000)
+    expect(page.locator(".ds-kind")).to_have_text("Uploaded run")
     expect(page.locator(".ds-lane")).to_have_count(2)
     broken = tmp_path / "broken.json"
     broken.write_text('{"schema": "draftscope.run/1", "target": "x"}')
@@ -96,6 +95,16 @@ def test_the_tour_walks_through_the_live_page_and_can_be_left(page: Page) -> Non
     page.get_by_role("button", name="Two-minute tour").click()
     page.keyboard.press("Escape")
     expect(card).to_be_hidden()
+
+
+def test_a_copied_link_is_the_address_of_the_view(browser: Browser, server: Server) -> None:
+    for page in opened(browser, server.url, "?run=two"):
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        expect(page.locator(".ds-title")).to_have_text("Small")
+        page.locator(".ds-slider").fill("3")
+        page.get_by_role("button", name="Copy link").click()
+        expect(page.get_by_role("button", name="Copied")).to_be_visible()
+        assert page.evaluate("navigator.clipboard.readText()") == f"{server.url}?run=two&lane=hass&step=3"
 
 
 def test_an_address_opens_the_same_view(browser: Browser, server: Server) -> None:
