@@ -9,7 +9,7 @@ from pathlib import Path
 
 from huggingface_hub import constants
 
-from app.methods import lane_label, method
+from app.methods import METHODS, lane_label, method
 from decoding.known import KnownTarget, catalogue
 from decoding.memory import HELD, cpu_bytes, gigabytes, gpu_bytes
 from decoding.records import AUTOREGRESSIVE
@@ -54,14 +54,13 @@ def shipped_heads(folder: Path = SHIPPED) -> list[tuple[str, Offer]]:
         try:
             told = json.loads(config.read_text(encoding="utf-8"))
             section = told["draftscope"]
-            offer = Offer(
-                config.parent.name, section["method"], lane_label(section["method"], config.parent.name), told.get("num_hidden_layers")
-            )
+            layers = told.get("num_hidden_layers") or told.get("medusa_num_layers")
+            offer = Offer(config.parent.name, section["method"], lane_label(section["method"], config.parent.name), layers)
             found.append((section["target"], offer))
         except (OSError, ValueError, KeyError, TypeError):
             continue  # not a head of ours: load_head will say what is wrong with it when it is asked for by name
-    order = {EMBEDDED_NAME: 0}
-    return sorted(found, key=lambda pair: (order.get(pair[0], 1), pair[1].layers or 0, pair[1].source))
+    order = {name: place for place, name in enumerate(METHODS)}
+    return sorted(found, key=lambda pair: (pair[0] != EMBEDDED_NAME, order.get(pair[1].method, len(order)), pair[1].source))
 
 
 def head_offers(target: str) -> list[Offer]:

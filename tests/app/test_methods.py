@@ -1,11 +1,14 @@
 """Every method has a colour of its own that can be told from the others, whatever a person's colour vision."""
 
+import json
 from itertools import combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from app.methods import METHODS, OTHER, method
+from app.offers import EMBEDDED_NAME, shipped_heads
 
 # what a person sees who lacks one kind of cone (Machado, Oliveira, Fernandes 2009, severity 1.0), in linear RGB
 VISION = {
@@ -42,6 +45,16 @@ def test_colours_lie_apart_for_every_kind_of_vision(vision: str, theme: str) -> 
 
 def test_colours_stand_out_from_the_paper() -> None:
     assert all(contrast(entry.light, "#ffffff") >= 3 and contrast(entry.dark, "#161b22") >= 3 for entry in ENTRIES)
+
+
+def test_heads_are_offered_in_the_order_of_the_methods(tmp_path: Path) -> None:
+    for name in ("medusa", "koala-medusa", "hass-koala", "hass", "eagle", "koala-eagle"):
+        (tmp_path / name).mkdir()
+        layers = {"medusa_num_layers": 1} if "medusa" in name else {"num_hidden_layers": 1}
+        (tmp_path / name / "config.json").write_text(json.dumps({**layers, "draftscope": {"method": name, "target": EMBEDDED_NAME}}))
+    offers = [offer for _, offer in shipped_heads(tmp_path)]
+    assert [offer.source for offer in offers] == ["eagle", "hass", "koala-eagle", "hass-koala", "medusa", "koala-medusa"]
+    assert all(offer.layers == 1 for offer in offers)
 
 
 def test_all_methods_of_the_field_are_known_and_said_in_a_sentence() -> None:
