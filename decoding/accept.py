@@ -9,6 +9,8 @@ from decoding.errors import DraftscopeError
 from decoding.head import DraftTree
 from decoding.records import Settings
 
+OVERFLOW = "the target's logits are not numbers (overflow): use --dtype bfloat16 or float32"
+
 
 class Draws:
     """The uniform draws of one request, in order, from one seeded generator."""
@@ -72,19 +74,32 @@ def accept(logits: torch.Tensor, tree: DraftTree, settings: Settings, draws: Dra
 
 
 def _accept_greedy(logits: torch.Tensor, tree: DraftTree) -> Accepted:
-    best = logits.max(dim=-1)
-    # one copy to the host: tokens and parents of the nodes, the target's choice in every row
-    packed = torch.cat((tree.token_ids, tree.parents, best.indices)).tolist()
-    nodes = len(tree)
-    token_ids, parents, choices = packed[:nodes], packed[nodes : 2 * nodes], packed[2 * nodes :]
-    path, row = [], 0
+    if logits.device.type == "cpu":  # only the rows of the path are searched for their best token
+
+        def choose(row: int) -> int:
+            best = logits[row].max(dim=-1)
+            _check(best.values)
+            return int(best.indices)
+
+        token_ids, parents = tree.token_ids.tolist(), tree.parents.tolist()
+    else:  # one copy to the host: tokens and parents of the nodes, the target's choice in every row (-1 = not a number)
+        best = logits.max(dim=-1)
+        choices = torch.where(torch.isfinite(best.values), best.indices, -1)
+        packed, nodes = torch.cat((tree.token_ids, tree.parents, choices)).tolist(), len(tree)
+        token_ids, parents = packed[:nodes], packed[nodes : 2 * nodes]
+
+        def choose(row: int) -> int:
+            if packed[2 * nodes + row] < 0:
+                raise DraftscopeError(OVERFLOW)
+            return packed[2 * nodes + row]
+
+    path, choice = [], choose(0)
     # a node follows its parent, and siblings are different tokens: one pass finds the accepted path
     for node, (token_id, parent) in enumerate(zip(token_ids, parents, strict=True)):
-        if parent + 1 == row and token_id == choices[row]:
+        if token_id == choice and parent == (path[-1] if path else -1):
             path.append(node)
-            row = node + 1
-    _check(best.values[[0, *(node + 1 for node in path)]])
-    return Accepted(path, choices[row], {})
+            choice = choose(node + 1)
+    return Accepted(path, choice, {})
 
 
 def _accept_sampled(logits: torch.Tensor, tree: DraftTree, settings: Settings, draws: Draws) -> Accepted:
@@ -119,4 +134,4 @@ def _accept_sampled(logits: torch.Tensor, tree: DraftTree, settings: Settings, d
 
 def _check(values: torch.Tensor) -> None:
     if not bool(torch.isfinite(values).all()):
-        raise DraftscopeError("the target's logits are not numbers (overflow): use --dtype bfloat16 or float32")
+        raise DraftscopeError(OVERFLOW)

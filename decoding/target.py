@@ -80,9 +80,11 @@ class Target:
         return lean_decoder(self.model, self._own_forward, self._own_cache)
 
     @cached_property
-    def _head(self) -> nn.Module | Product:
+    def lm_product(self) -> nn.Module | Product:
+        """Features -> logits before a soft cap. A CPU's packed copy stands beside the matrix that the embedding may share."""
         weight = self.lm_head.weight
-        return Product(weight, self.lm_head.bias) if self.lean and weight.device.type == "cpu" else self.lm_head
+        with torch.inference_mode(False), torch.no_grad():
+            return Product(weight, self.lm_head.bias) if type(self.lm_head) is nn.Linear and weight.device.type == "cpu" else self.lm_head
 
     def new_cache(self, capacity: int) -> TreeCache | RowCache:
         return self.lean.new_cache(capacity) if self.lean else self._own_cache(capacity)
@@ -105,7 +107,7 @@ class Target:
 
     def logits(self, features: torch.Tensor) -> torch.Tensor:
         """[rows, hidden] -> [rows, vocab]."""
-        logits = self._head(features)
+        logits = self.lm_product(features)
         return logits if self._softcap is None else torch.tanh(logits / self._softcap) * self._softcap
 
     def _own_cache(self, capacity: int) -> TreeCache:

@@ -1,6 +1,7 @@
 """Draft trees as tensors: EAGLE-2's choice of nodes, ancestor masks, and what a target needs to verify them."""
 
 import torch
+from torch.nn import functional
 
 from decoding.records import TreeShape
 
@@ -29,9 +30,8 @@ class TreePool:
             parents: [beam] their candidate numbers (-1 = root).
             parent_scores: [beam] float32.
         """
-        logits = logits.float()
-        top = logits.topk(min(self.shape.top_k, logits.shape[-1]), dim=-1)
-        logprobs = top.values - logits.logsumexp(dim=-1, keepdim=True)  # log-softmax, only where it is needed
+        top = functional.log_softmax(logits, dim=-1, dtype=torch.float32).topk(min(self.shape.top_k, logits.shape[-1]), dim=-1)
+        logprobs = top.values
         self.tokens.append(top.indices)
         self.logprobs.append(logprobs)
         self.scores.append(parent_scores[:, None] + logprobs)

@@ -13,13 +13,15 @@ from heads.medusa import MedusaDraftHead
 from heads.session import FeatureDraftHead
 
 
-def load_head(source: str, target: Target, progress: Progress = silent) -> DraftHead:
+def load_head(source: str, target: Target, progress: Progress = silent, draft_vocab: int | None = None) -> DraftHead:
     """Load a draft head and bind it to its target.
 
     Args:
         source: name of a shipped head, a folder, or a hub id ('org/name', 'org/name@revision'); the layout is recognised
             from what is in it.
         progress: is told how far fetching it is.
+        draft_vocab: let the head propose only that many of the most frequent tokens (FR-Spec, arXiv 2502.14856), which makes
+            its `lm_head` cheaper; None = those it was trained with.
 
     Raises:
         UsageError: unknown head, or one that does not fit the target.
@@ -27,7 +29,8 @@ def load_head(source: str, target: Target, progress: Progress = silent) -> Draft
     """
     folder = find_head(source, progress)
     layout = MedusaDraftHead if recognise(folder) == "medusa" else FeatureDraftHead
-    return layout.load(folder, target, name=Path(source if Path(source).is_dir() else source.partition("@")[0]).name)
+    name = Path(source if Path(source).is_dir() else source.partition("@")[0]).name
+    return layout.load(folder, target, name, draft_vocab)
 
 
 def find_head(source: str, progress: Progress = silent) -> Path:

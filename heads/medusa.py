@@ -14,10 +14,12 @@ from torch.nn import functional
 
 from decoding.errors import UsageError
 from decoding.head import DraftTree
+from decoding.lean import Product
 from decoding.records import HeadInfo, TreeShape
 from decoding.target import Target
 from heads.checkpoint import DRAFT_VOCAB, SECTION, HeadMeta, check_target, save_folder
 from heads.layouts import MEDUSA_FILES, MEDUSA_PREFIX, misfits, read_config, read_weights, weight_files
+from heads.vocabulary import most_frequent
 
 # Medusa's published static tree mc_sim_7b_63, in its order of priority: child ranks from the root down
 MC_SIM_7B_63 = (
@@ -111,9 +113,12 @@ class MedusaSession:
         """Fill the static tree from the parallel heads (see decoding.head.DraftSession)."""
         head, tree = self.head, self.tree
         newest = head.module(features[-1:])
-        logits = torch.cat([functional.linear(x, head.lm_heads[i]) for i, x in enumerate(newest)]).float()  # [positions, vocab]
-        top = logits.topk(self.width, dim=-1)
-        logprobs = (top.values - logits.logsumexp(-1, keepdim=True))[tree.depths - 1, tree.ranks]
+        if head.shared is None:
+            logits = torch.cat([lm_head(x) for lm_head, x in zip(head.lm_heads, newest, strict=True)])  # [positions, vocab]
+        else:
+            logits = head.shared(torch.cat(newest))
+        top = functional.log_softmax(logits, dim=-1, dtype=torch.float32).topk(self.width, dim=-1)
+        logprobs = top.values[tree.depths - 1, tree.ranks]
         scores = logprobs.clone()
         for depth in range(2, int(head.module.positions) + 1):  # parents are done before their children
             level = tree.depths == depth
@@ -142,10 +147,11 @@ class MedusaDraftHead:
         self.module = module.to(target.device, target.dtype).eval().requires_grad_(False)
         self.draft_vocab = None if draft_vocab is None else draft_vocab.to(target.device)
         self.choices = [path for path in choices if len(path) <= module.positions]
-        weight = target.lm_head.weight
-        shared = weight if draft_vocab is None else weight[self.draft_vocab].contiguous()
         own = [module.own_lm_head(position) for position in range(module.positions)]
-        self.lm_heads = [shared if matrix is None else matrix for matrix in own]
+        self.lm_heads = [Product(matrix) for matrix in own if matrix is not None]
+        self.shared = None
+        if not self.lm_heads:
+            self.shared = target.lm_product if draft_vocab is None else Product(target.lm_head.weight[self.draft_vocab])
         deepest, widest = max(len(path) for path in self.choices), max(max(path) for path in self.choices) + 1
         self.tree = meta.tree or TreeShape(deepest, widest, min(len(self.choices), 63))
         self.info = HeadInfo(
@@ -158,8 +164,10 @@ class MedusaDraftHead:
         )
 
     def start(self, capacity: int, shape: TreeShape) -> MedusaSession:
-        if shape.top_k > len(self.lm_heads[0]):
-            raise UsageError(f"tree_top_k {shape.top_k} is more than the {len(self.lm_heads[0])} tokens that head {self.name} can propose")
+        if shape.top_k > self.info.draft_vocab_size:
+            raise UsageError(
+                f"tree_top_k {shape.top_k} is more than the {self.info.draft_vocab_size} tokens that head {self.name} can propose"
+            )
         return MedusaSession(self, StaticTree.build(self.choices, shape, self.target.device))
 
     def token_ids(self, indices: torch.Tensor) -> torch.Tensor:
@@ -167,10 +175,16 @@ class MedusaDraftHead:
         return indices if self.draft_vocab is None else self.draft_vocab[indices]
 
     @classmethod
-    def load(cls, folder: Path, target: Target, name: str | None = None) -> "MedusaDraftHead":
-        """Read a Medusa folder (v1: heads only; v2: heads inside the target's checkpoint; ours) and bind it."""
-        module, meta, draft_vocab, choices = load_medusa_head(folder)
-        return cls(name or folder.name, module, meta, target, draft_vocab, choices)
+    def load(cls, folder: Path, target: Target, name: str | None = None, draft_vocab: int | None = None) -> "MedusaDraftHead":
+        """Read a Medusa folder (v1: heads only; v2: heads inside the target's checkpoint; ours) and bind it.
+
+        Args:
+            draft_vocab: as FeatureDraftHead.load; not for heads with an lm_head of their own.
+        """
+        module, meta, own, choices = load_medusa_head(folder)
+        if draft_vocab is not None and module.own_vocab:
+            raise UsageError(f"head {name or folder.name} has lm_heads of its own: a draft vocabulary is for heads that use the target's")
+        return cls(name or folder.name, module, meta, target, most_frequent(own, draft_vocab, target), choices)
 
 
 def save_medusa_head(

@@ -1,17 +1,20 @@
 """Drafting with a FeatureHead: stable keys and values from true target features, a tree grown level by level."""
 
+from functools import cached_property
 from pathlib import Path
 
 import torch
-from torch.nn import functional
 
+from decoding.cache import RowCache
 from decoding.errors import UsageError
 from decoding.head import DraftTree
+from decoding.lean import Layer, Product, Rotary, additive, fuse
 from decoding.records import HeadInfo, TreeShape
 from decoding.target import Target
 from decoding.tree import TreePool
 from heads.checkpoint import HeadMeta, check_target, load_feature_head
 from heads.feature import FeatureHead
+from heads.vocabulary import most_frequent
 
 
 class FeatureDraftHead:
@@ -26,28 +29,55 @@ class FeatureDraftHead:
         self.name, self.meta, self.target = name, meta, target
         self.module = module.to(target.device, target.dtype).eval().requires_grad_(False)
         self.draft_vocab = None if draft_vocab is None else draft_vocab.to(target.device)
-        weight = target.lm_head.weight
-        self.lm_head = weight if draft_vocab is None else weight[self.draft_vocab].contiguous()
         self.tree = meta.tree or TreeShape()
         self.info = HeadInfo(
             method=meta.method,
             layers=module.shape.layers,
             parameters=sum(parameter.numel() for parameter in module.parameters()),
-            draft_vocab_size=len(self.lm_head),
+            draft_vocab_size=target.vocab_size if draft_vocab is None else len(draft_vocab),
             adversary=meta.adversary,
             align_steps=meta.align_steps,
             tokens_seen=meta.tokens_seen,
         )
 
     @classmethod
-    def load(cls, folder: Path, target: Target, name: str | None = None) -> "FeatureDraftHead":
-        """Read a head folder and bind it; raises UsageError where it does not fit the target."""
-        module, meta, draft_vocab = load_feature_head(folder)
-        return cls(name or folder.name, module, meta, target, draft_vocab)
+    def load(cls, folder: Path, target: Target, name: str | None = None, draft_vocab: int | None = None) -> "FeatureDraftHead":
+        """Read a head folder and bind it.
+
+        Args:
+            draft_vocab: let it propose only that many of the most frequent tokens; None = those it was trained with.
+
+        Raises:
+            UsageError: it does not fit the target.
+        """
+        module, meta, own = load_feature_head(folder)
+        return cls(name or folder.name, module, meta, target, most_frequent(own, draft_vocab, target))
+
+    @cached_property
+    def lm_head(self) -> Product:
+        """Draft feature -> logits of the tokens that the head may propose."""
+        return self.target.lm_product if self.draft_vocab is None else Product(self.target.lm_head.weight[self.draft_vocab])
+
+    @cached_property
+    def fc(self) -> Product:
+        return fuse([self.module.fc])
+
+    @cached_property
+    def layers(self) -> list[Layer]:
+        layers = [Layer(layer, self.module.shape.head_dim) for layer in self.module.layers]
+        for layer in layers:
+            layer.fuse()
+        return layers
+
+    @cached_property
+    def rotary(self) -> Rotary:
+        return Rotary(self.module.rotary)
 
     def start(self, capacity: int, shape: TreeShape) -> "FeatureSession":
-        if shape.top_k > len(self.lm_head):
-            raise UsageError(f"tree_top_k {shape.top_k} is more than the {len(self.lm_head)} tokens that head {self.name} can propose")
+        if shape.top_k > self.info.draft_vocab_size:
+            raise UsageError(
+                f"tree_top_k {shape.top_k} is more than the {self.info.draft_vocab_size} tokens that head {self.name} can propose"
+            )
         return FeatureSession(self, capacity, shape)
 
     def token_ids(self, indices: torch.Tensor) -> torch.Tensor:
@@ -59,7 +89,7 @@ class FeatureDraftHead:
         return table(token_ids.to(table.weight.device)).to(self.target.device)
 
     def draft_logits(self, features: torch.Tensor) -> torch.Tensor:
-        logits = functional.linear(features, self.lm_head)
+        logits = self.lm_head(features)
         if self.draft_vocab is None:
             return logits
         full = logits.new_full((len(features), self.target.vocab_size), -torch.inf)
@@ -72,45 +102,39 @@ class FeatureSession:
     def __init__(self, head: FeatureDraftHead, capacity: int, shape: TreeShape) -> None:
         self.head, self.shape = head, shape
         self.stable = 0  # committed positions, always computed from true target features
-        self.written = 0  # rows in use: the stable ones and the levels of the tree that is being drafted
-        self.mask: torch.Tensor | None = None  # of the rows that are being computed: [rows, written + rows], True = visible
-        config, target = head.module.shape.llama, head.target
-        size = (1, config.num_key_value_heads, capacity + shape.depth * shape.top_k, head.module.shape.head_dim)
-        self.keys = [torch.empty(size, device=target.device, dtype=target.dtype) for _ in range(head.module.shape.layers)]
-        self.values = [torch.empty_like(keys) for keys in self.keys]
+        device, dtype = head.target.device, head.target.dtype
+        with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this request
+            width = head.layers[0].kv_width
+            head.rotary.reserve(capacity + shape.depth, device)
+        self.cache = RowCache(len(head.layers), capacity + shape.depth * shape.top_k, width, dtype, device)
+        self.root = torch.full((1,), -1, dtype=torch.long, device=device)
 
     @torch.inference_mode()
     def propose(self, features: torch.Tensor, token_ids: torch.Tensor) -> DraftTree:
         """EAGLE-2: extend with what was committed, expand level by level, rerank (see decoding.head.DraftSession)."""
-        head, shape = self.head, self.shape
+        head, shape, cache = self.head, self.shape, self.cache
         new = len(token_ids)
         # extend: pairs (feature i, token i+1) at position i; their keys and values stay
-        self.written = self.stable
-        self.mask = None
-        if new > 1 and self.stable:
-            self.mask = torch.ones(new, self.stable + new, dtype=torch.bool, device=features.device).tril(self.stable)
+        cache.length = self.stable
+        tail = torch.ones(new, new, dtype=torch.bool, device=features.device).tril() if new > 1 and self.stable else None
         positions = torch.arange(self.stable, self.stable + new, device=features.device)
-        hidden = self._forward(features, token_ids, positions)[-1:]
+        hidden = self._forward(features, token_ids, positions, tail)[-1:]
         self.stable += new
 
         # level 1: children of the root
         pool = TreePool(shape)
-        root = torch.full((1,), -1, dtype=torch.long, device=features.device)
-        pool.add_level(functional.linear(hidden, head.lm_head), root, features.new_zeros(1, dtype=torch.float32))
-        drafted = [(root, hidden)]
+        pool.add_level(head.lm_head(hidden), self.root, features.new_zeros(1, dtype=torch.float32))
+        drafted = [(self.root, hidden)]
         ancestors = None
         for level in range(1, shape.depth):
             # expand: the beam's nodes, fed with their parent's draft feature, all at the level's position
             tokens, numbers, scores, rows = pool.next_beam()
-            beam = len(tokens)
-            own = torch.eye(beam, dtype=torch.bool, device=features.device)
+            own = torch.eye(len(tokens), dtype=torch.bool, device=features.device)
             ancestors = own if ancestors is None else torch.cat((ancestors[rows], own), dim=1)
-            prefix = torch.ones(beam, self.stable, dtype=torch.bool, device=features.device)
-            self.mask = torch.cat((prefix, ancestors), dim=1)
-            position = torch.full((beam,), self.stable + level - 1, dtype=torch.long, device=features.device)
-            hidden = self._forward(hidden[rows], head.token_ids(tokens), position)
+            position = (positions[-1:] + level).expand(len(tokens))
+            hidden = self._forward(hidden[rows], head.token_ids(tokens), position, ancestors)
             drafted.append((numbers, hidden))
-            pool.add_level(functional.linear(hidden, head.lm_head), numbers, scores)
+            pool.add_level(head.lm_head(hidden), numbers, scores)
 
         tokens, parents, depths, logprobs, scores, place = pool.keep()
 
@@ -124,23 +148,14 @@ class FeatureSession:
 
         return DraftTree(head.token_ids(tokens), parents, depths, logprobs, scores, own_features)
 
-    def _forward(self, features: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-        rotary = self.head.module.rotary_at(positions[None], features.dtype)
-        out = self.head.module(self.head.embed(token_ids)[None], features[None], rotary, self._attend)[0]
-        self.written += len(token_ids)
-        return out
-
-    def _attend(self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        rows = key.shape[2]
-        end = self.written + rows
-        keys, values = self.keys[layer], self.values[layer]
-        keys[:, :, self.written : end] = key
-        values[:, :, self.written : end] = value
-        return functional.scaled_dot_product_attention(
-            query,
-            keys[:, :, :end],
-            values[:, :, :end],
-            attn_mask=self.mask,
-            is_causal=self.mask is None and rows > 1,
-            enable_gqa=query.shape[1] != key.shape[1],
-        )
+    def _forward(self, features: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, tail: torch.Tensor | None) -> torch.Tensor:
+        """[rows, hidden] features and the tokens behind them -> [rows, hidden] next features; see Target.forward for `tail`."""
+        head, cache = self.head, self.cache
+        end = cache.length + len(token_ids)
+        mask = None if tail is None else additive(tail, end, head.layers[0].groups, features.dtype)
+        rotary = head.rotary.at(positions)
+        x = head.fc(torch.cat((head.embed(token_ids), features), dim=-1))  # embedding first (EAGLE)
+        for layer, store in zip(head.layers, cache.store.unbind(0), strict=True):
+            x = layer(x, rotary, store, end, mask)
+        cache.length = end
+        return x

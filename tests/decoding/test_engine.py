@@ -148,7 +148,7 @@ def test_logits_that_are_no_numbers_end_the_run_with_a_message(tiny_target, head
 
 def test_a_head_that_overflows_ends_the_run_with_a_message(tiny_target) -> None:
     broken = untrained_head(tiny_target)
-    broken.lm_head = torch.full_like(broken.lm_head, torch.nan)
+    broken.lm_head = lambda features: features.new_full((len(features), tiny_target.vocab_size), torch.nan)
     with pytest.raises(DraftscopeError, match="head untrained"):
         generate(tiny_target, broken, PROMPT, Settings(max_new_tokens=5))
 
