@@ -2,13 +2,18 @@
 
 import sys
 
+from app.zero import ZERO_GPU
+
+if ZERO_GPU:
+    import spaces  # before anything asks torch for a GPU
+
 from app.cli import models_of, parser
 from app.page import build
 from app.theme import page_head, theme
 
 arguments = parser().parse_args(sys.argv[1:] if __name__ == "__main__" else [])
 models = models_of(arguments)
-demo = build(models)
+demo = build(models, gpu=spaces.GPU if ZERO_GPU else None)
 
 if __name__ == "__main__":
     demo.queue(max_size=32).launch(
@@ -17,4 +22,5 @@ if __name__ == "__main__":
         theme=theme(),
         head=page_head(),
         footer_links=["api", "gradio", "settings"],
+        mcp_server=arguments.mcp or None,
     )

@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from app.models import Models
 from app.offers import EMBEDDED
+from app.zero import ZERO_GPU
 from decoding.errors import DraftscopeError
 
 
@@ -30,24 +31,25 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="let visitors name targets and heads of their own (they are downloaded and loaded)",
     )
+    out.add_argument("--mcp", action="store_true", help="also serve the API's tools to MCP clients, at /gradio_api/mcp/")
     return out
 
 
 def models_of(arguments: argparse.Namespace) -> Models:
     """The registry for these arguments. What was named is loaded now, so that a mistake ends the program in one line;
-    with nothing named nothing is loaded and the page opens at once.
+    with nothing named nothing is loaded and the page opens at once. On ZeroGPU everything is: it moves along with each run.
 
     Raises:
         SystemExit: 2 with one line where a name or value is wrong.
     """
     models = Models(arguments.target, arguments.device, arguments.dtype, tuple(arguments.head), arguments.allow_custom_models)
-    named = arguments.target != EMBEDDED or arguments.head or arguments.device != "auto" or arguments.dtype != "auto"
+    named = ZERO_GPU or arguments.target != EMBEDDED or arguments.head or arguments.device != "auto" or arguments.dtype != "auto"
     if arguments.port is not None and not 1 <= arguments.port <= 65535:
         parser().error(f"port {arguments.port} is not between 1 and 65535")
     if named:
         try:
             target = models.target(arguments.target)
-            for source in arguments.head:
+            for source in [offer.source for offer in models.own_offers()] if ZERO_GPU else arguments.head:
                 models.head(source, target)
         except DraftscopeError as error:
             print(f"app.py: {error}", file=sys.stderr)

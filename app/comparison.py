@@ -1,9 +1,12 @@
 """Running the lanes of one request, one after the other on the device, and telling what happens as it happens."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, TypeVar
 
 from app.log import event, incident
 from app.models import Models
@@ -27,7 +30,10 @@ from decoding.records import AUTOREGRESSIVE, Run, Settings, Step
 
 if TYPE_CHECKING:
     from decoding import Generation
+    from decoding.hub import Progress
 
+LOOK_SECONDS = 0.2  # between two looks at what is being loaded
+T = TypeVar("T")
 REPEATED_UPDATES = 3  # a slice reaches this many updates back: an update that the browser merged into the next is not missed
 
 
@@ -81,6 +87,7 @@ class Comparison:
             self.lanes.append(Lane(key, source, empty_lane(key, offer.method if offer else "other", head, "waiting", sampled)))
         self.note, self.failed, self.running, self.where = "", False, True, ""
         self.plain: Metrics | None = None
+        self._loads = False
 
     @property
     def runs(self) -> list[Run]:
@@ -115,14 +122,15 @@ class Comparison:
         """Load what is missing, refuse what can't work before any lane runs."""
         request = self.request
         self.models.check(request.target, list(request.methods))
-        if not self.models.ready(request.target):
+        self._loads = not self.models.ready(request.target, request.methods)
+        if self._loads:
             self._set_all("loading")
             yield True
-        target = self.models.target(request.target)
+        target = yield from self._loaded(lambda tell: self.models.target(request.target, tell))
         from decoding.engine import environment  # torch: imported when it is needed, not before the first view
 
         for lane in self.lanes:
-            head = self.models.head(lane.source, target)
+            head = yield from self._loaded(lambda tell, name=lane.source: self.models.head(name, target, tell))
             request.settings.resolved(head.tree if head else None)
             if head is not None:
                 lane.view.update(empty_lane(lane.key, head.info.method, head.name, "loading", lane.view["sampled"]))
@@ -130,6 +138,20 @@ class Comparison:
         self.where = where_line(target.name, environment(target))
         self._set_all("waiting")
         yield True
+
+    def _loaded(self, load: Callable[["Progress"], T]) -> Generator[bool, None, T]:
+        """What `load` gives; while it fetches and reads, the note says how far it is."""
+        if not self._loads:
+            return load(lambda text, share: None)
+        news: SimpleQueue[str] = SimpleQueue()
+        with ThreadPoolExecutor(1, thread_name_prefix="load") as beside:
+            loading = beside.submit(load, lambda text, share: news.put(text))
+            while not loading.done():
+                with suppress(Empty):
+                    self.note = news.get(timeout=LOOK_SECONDS)
+                    yield True
+        self.note = ""
+        return loading.result()
 
     def _run_lane(self, lane: Lane) -> Iterator[bool]:
         from decoding import Generation  # torch: imported when it is needed, not before the first view

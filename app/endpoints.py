@@ -1,6 +1,6 @@
 """The running app's API: named, typed, documented; also its MCP tools."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
 
@@ -14,11 +14,12 @@ from decoding.errors import DraftscopeError
 from decoding.records import AUTOREGRESSIVE, Settings
 
 
-def add_endpoints(models: Models, device: Device) -> None:
+def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request], Comparison]) -> None:
     """Add /compare, /methods and /targets to the Blocks that is being built.
 
     Args:
         device: the queue that all work shares.
+        compare_as: how a request becomes a Comparison (see app.zero.comparisons).
     """
 
     async def compare(
@@ -64,7 +65,7 @@ def add_endpoints(models: Models, device: Device) -> None:
                 seed=seed,
                 **{name: value for name, value in tree.items() if value},
             )
-            comparison = Comparison(models, Request(prompt, tuple(methods), target, settings, new_token()))
+            comparison = compare_as(Request(prompt, tuple(methods), target, settings, new_token()))
             job = device.submit(comparison)
         except DraftscopeError as error:
             raise gr.Error(str(error), print_exception=False) from error

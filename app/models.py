@@ -1,8 +1,9 @@
 """What this server can run: targets and heads, offered without importing torch, loaded when they are first used."""
 
+import os
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -65,8 +66,9 @@ class Models:
         if not 1 <= len(set(methods)) <= 4:
             raise UsageError(f"{len(set(methods))} methods chosen: choose 2 to 4, plain decoding among them to measure the speed-up")
 
-    def ready(self, target: str) -> bool:
-        return self._loaded == target
+    def ready(self, target: str, methods: Sequence[str] = ()) -> bool:
+        """Whether a target and the heads of these methods are loaded."""
+        return self._loaded == target and all(name in self._heads for name in methods if name != AUTOREGRESSIVE)
 
     def target(self, source: str, progress: "Progress | None" = None) -> "Target":
         """The target, loaded on the first call in place of the one that was loaded before.
@@ -85,6 +87,8 @@ class Models:
 
     def memory_line(self) -> str:
         """What is loaded, and how much memory there is."""
+        if os.environ.get("SPACES_ZERO_GPU"):
+            return "A GPU is borrowed for every run (ZeroGPU); the target waits in the CPU's memory."
         if self._target is None:
             return f"Nothing is loaded yet. This machine has {machine_words(self.device)}."
         place = self._target.device
@@ -123,15 +127,20 @@ class Models:
         self._target = self._loaded = None
         release_memory()
 
-    def head(self, name: str, target: "Target") -> "DraftHead | None":
+    def own_offers(self) -> list[Offer]:
+        """The methods of the server's own target that need no fetching but what the operator named."""
+        return [offer for offer in self.offers() if not offer.released]
+
+    def head(self, name: str, target: "Target", progress: "Progress | None" = None) -> "DraftHead | None":
         """The head of a method, bound to the target; None = plain decoding."""
         if name == AUTOREGRESSIVE:
             return None
         with self._lock:
             if name not in self._heads:
+                from decoding.hub import silent
                 from heads import load_head
 
-                self._heads[name] = load_head(name, target)
+                self._heads[name] = load_head(name, target, progress or silent)
             return self._heads[name]
 
     def warm_up(self, name: str, target: "Target", head: "DraftHead | None") -> None:
@@ -154,7 +163,7 @@ class Preload:
     def work(self) -> Iterator[bool]:
         try:
             target = self.models.target(self.models.source)
-            for offer in self.models.offers():
+            for offer in self.models.own_offers():
                 yield False
                 if self.stopped.is_set():
                     return

@@ -28,6 +28,7 @@ class Offer:
     method: str
     label: str
     layers: int | None = None
+    released: bool = False  # fetched from the hub when it is first used
 
 
 PLAIN = Offer(AUTOREGRESSIVE, AUTOREGRESSIVE, method(AUTOREGRESSIVE).label)
@@ -67,7 +68,10 @@ def head_offers(target: str) -> list[Offer]:
     """Plain decoding and the heads made for a target, shipped ones first."""
     name = EMBEDDED_NAME if target == EMBEDDED else Path(target.partition("@")[0]).name
     shipped = [offer for made_for, offer in shipped_heads() if made_for == name]
-    released = [Offer(head.source, head.method, lane_label(head.method, Path(head.source).name)) for head in catalogue().heads_for(target)]
+    released = [
+        Offer(head.source, head.method, lane_label(head.method, Path(head.source).name), released=True)
+        for head in catalogue().heads_for(target)
+    ]
     return [PLAIN, *shipped, *released]
 
 

@@ -2,9 +2,10 @@
 
 import secrets
 import threading
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode
 
 import gradio as gr
@@ -22,6 +23,7 @@ from app.models import Models, Preload
 from app.panels import Panels, filled, lane_choice, tabs
 from app.requests import Requests, new_token
 from app.view import Message, session_of
+from app.zero import comparisons
 from decoding.errors import DraftscopeError, UsageError
 from decoding.records import Run, Settings
 
@@ -63,15 +65,16 @@ def place_line(job: Job) -> str:
     return f"Waiting for the device: {ahead} earlier request{'s' if ahead > 1 else ''}{about}."
 
 
-def build(models: Models, runs: Path = RUNS, device: Device | None = None) -> gr.Blocks:
+def build(models: Models, runs: Path = RUNS, device: Device | None = None, gpu: Callable[..., Any] | None = None) -> gr.Blocks:
     """The whole page.
 
     Args:
         models: what this server can run.
         runs: folder of the recorded runs; the page opens on the first.
         device: where it runs, one for the page and the API; None = a new one.
+        gpu: `spaces.GPU` on a ZeroGPU Space.
     """
-    device = device or Device()
+    device, compare = device or Device(), comparisons(models, gpu)
     shipped = recordings(runs)
     opening = recorded(shipped[0])[1] if shipped else notice("No recorded runs are shipped with this copy: press Run.")
     with gr.Blocks(title="Draftscope", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
@@ -83,16 +86,24 @@ def build(models: Models, runs: Path = RUNS, device: Device | None = None) -> gr
                 parts.lanes = drawing("lanes", pack(opening), elem_id="ds-lanes")
                 drawing("transport", elem_id="ds-transport")
                 panels = tabs(shipped)
-        _Handlers(models, parts, panels, shipped, device).wire(demo)
-        add_endpoints(models, device)
+        _Handlers(models, parts, panels, shipped, device, compare).wire(demo)
+        add_endpoints(models, device, compare)
     return demo
 
 
 class _Handlers:
     """What happens when a person does something. None of this is an endpoint of the API."""
 
-    def __init__(self, models: Models, parts: Parts, panels: Panels, shipped: Sequence[Recording], device: Device) -> None:
-        self.models, self.parts, self.panels, self.device = models, parts, panels, device
+    def __init__(
+        self,
+        models: Models,
+        parts: Parts,
+        panels: Panels,
+        shipped: Sequence[Recording],
+        device: Device,
+        compare: Callable[[Request], Comparison],
+    ) -> None:
+        self.models, self.parts, self.panels, self.device, self.compare = models, parts, panels, device, compare
         self.shipped = {recording.name: recording for recording in shipped}
         self.requests, self.downloads = Requests(device), Downloads()
         self._preloads = False
@@ -108,7 +119,7 @@ class _Handlers:
                 raise UsageError("the prompt is empty: type something for the target to answer, or pick an example")
             self.models.check(target, methods)
             token = new_token()
-            comparison = Comparison(self.models, Request(prompt, tuple(methods), target, read_settings(values), token))
+            comparison = self.compare(Request(prompt, tuple(methods), target, read_settings(values), token))
             self.requests.open(comparison)
         except UsageError as error:
             return {parts.token: "", parts.lanes: refusal(str(error))}

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -97,7 +98,11 @@ def load_target(source: str, device: str = "auto", dtype: str = "auto", progress
         config = AutoConfig.from_pretrained(path)
         where = placement(config, weights_bytes(path, precision), picked, device == "auto" and precision in DTYPES, name)
         with _told(name, progress):
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, device_map=where, **options)
+            # ZeroGPU stands in for a GPU on this thread alone, and transformers moves weights to devices on threads of its own
+            apart = where == "cuda" and "SPACES_ZERO_GPU" in os.environ
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, device_map="cpu" if apart else where, **options)
+            if apart:
+                model.to("cuda")
     except DraftscopeError:
         raise
     except BROKEN as error:

@@ -46,9 +46,9 @@ def tiny_models(folder: Path, hostile: bool = False, heads_of: Mapping[str, str]
     return Models(str(target), "cpu", "float32", tuple(map(str, heads)))
 
 
-def serve(models: Models, runs: Path) -> Iterator[Server]:
+def serve(models: Models, runs: Path, **options: object) -> Iterator[Server]:
     """Launch the page on a free loopback port and close it afterwards."""
-    demo = build(models, runs)
+    demo = build(models, runs, **options)
     _, url, _ = demo.queue().launch(
         server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, ssr_mode=False, theme=theme(), head=page_head()
     )
