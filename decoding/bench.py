@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from tqdm import tqdm
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decoding.chat import encode_prompt
 from decoding.engine import Generation, environment
@@ -70,7 +71,8 @@ def bench(
         **{head.name: (lambda prompt, head=head: _ours(target, head, prompt, settings)) for head in heads},
     }
     if peers:
-        methods |= {name: (lambda prompt, extra=extra: _peer(target, prompt, settings, extra)) for name, extra in PEERS.items()}
+        model = _untouched(target)
+        methods |= {name: (lambda prompt, extra=extra: _peer(target, model, prompt, settings, extra)) for name, extra in PEERS.items()}
     samples: list[Sample] = []
     total = len(methods) * (warmup + repeats * len(prompts))
     with tqdm(total=total, unit="run", desc="bench", file=sys.stderr) as bar:
@@ -101,8 +103,16 @@ def _ours(target: Target, head: DraftHead | None, prompt: Prompt, settings: Sett
     return figures.tokens, figures.decode_ms, run
 
 
+def _untouched(target: Target) -> PreTrainedModel:
+    """The model as transformers loads it. Ours lends its matrices to the lean forward, and on a CPU they are packed for it."""
+    source = target.model.config._name_or_path
+    if target.device.type != "cpu" or not Path(source).is_dir():
+        return target.model
+    return AutoModelForCausalLM.from_pretrained(source, dtype=target.dtype).eval()
+
+
 @torch.inference_mode()
-def _peer(target: Target, prompt: Prompt, settings: Settings, extra: dict[str, Any]) -> tuple[int, float, None]:
+def _peer(target: Target, model: PreTrainedModel, prompt: Prompt, settings: Settings, extra: dict[str, Any]) -> tuple[int, float, None]:
     """transformers' generate; its prefill is measured with a one-token run of its own and taken off."""
     ids = torch.tensor([encode_prompt(target.tokenizer, prompt.text)], device=target.embedding.weight.device)
     # num_return_sequences and the like stay at their defaults; sampling settings are ours
@@ -115,7 +125,7 @@ def _peer(target: Target, prompt: Prompt, settings: Settings, extra: dict[str, A
         if ids.is_cuda:
             torch.cuda.synchronize()
         started = time.perf_counter()
-        out = target.model.generate(ids, max_new_tokens=limit, pad_token_id=0, **common, **(extra if limit > 1 else {}))
+        out = model.generate(ids, max_new_tokens=limit, pad_token_id=0, **common, **(extra if limit > 1 else {}))
         if ids.is_cuda:
             torch.cuda.synchronize()
         times.append(1000 * (time.perf_counter() - started))

@@ -9,6 +9,13 @@ from decoding.errors import DraftscopeError, UsageError
 from decoding.records import Settings
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
+EXAMPLES = Path(__file__).resolve().parent.parent / "assets" / "prompts" / "examples.jsonl"
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)
 
 
 def run_command(command: Callable[[], None]) -> int:
@@ -87,7 +94,7 @@ def _run(arguments: argparse.Namespace) -> None:
     from decoding.metrics import measure
     from heads import load_head
 
-    head = load_head(arguments.head, target) if arguments.head else None
+    head = load_head(arguments.head, target, draft_vocab=arguments.draft_vocab) if arguments.head else None
     generation = Generation(target, head, arguments.prompt, settings)
     try:
         for _ in generation:
@@ -121,13 +128,50 @@ def _bench(arguments: argparse.Namespace) -> None:
     from decoding.bench import bench, save, table
     from heads import load_head
 
-    heads = [load_head(name, target) for name in arguments.head]
+    heads = [load_head(name, target, draft_vocab=arguments.draft_vocab) for name in arguments.head]
     for head in heads:
         settings.resolved(head.tree)  # contradictions are told before anything is measured
     results = bench(target, heads, prompts, settings, repeats=arguments.repeats, warmup=arguments.warmup, peers=arguments.peers)
     if arguments.out:
         save(results, arguments.out)
     print(table(results))
+
+
+def _tune(arguments: argparse.Namespace) -> None:
+    from decoding.prompts import read_prompts
+
+    prompts = read_prompts(arguments.prompts, arguments.limit)
+    target = prepare(arguments)
+    from decoding.tuning import told, tune
+    from heads import load_head
+
+    for name in arguments.head:
+        head = load_head(name, target, draft_vocab=arguments.draft_vocab)
+        print(told(head, tune(target, head, prompts)))
+
+
+def _scale(arguments: argparse.Namespace) -> None:
+    target = prepare(arguments)
+    from decoding.costs import drafting, verification
+    from decoding.records import TreeShape
+    from heads import load_head
+
+    measured = verification(target, arguments.rows, arguments.contexts)
+    print(f"{target.name}: ms of a verification by context and rows (1 row = a plain step)")
+    print("context  " + " ".join(f"{rows:>8}" for rows in arguments.rows))
+    for context in arguments.contexts:
+        print(f"{context:>7}  " + " ".join(f"{measured[context, rows]:>8.1f}" for rows in arguments.rows))
+    shapes = [TreeShape(depth, width, min(TreeShape(depth, width).pool, 59)) for depth, width in ((1, 10), (4, 4), (6, 10))]
+    for name in arguments.head:
+        head = load_head(name, target, draft_vocab=arguments.draft_vocab)
+        for context in arguments.contexts:
+            cost = drafting(target, head, shapes, context)
+            told = ", ".join(f"{shape.depth}/{shape.top_k}/{shape.nodes}: {ms:.1f}" for shape, ms in cost.items())
+            print(f"{name} ({head.info.layers} layers), ms of a draft at context {context} by depth/top_k/nodes: {told}")
+
+
+def _add_draft_vocab(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--draft-vocab", type=int, help="let heads propose only the N most frequent tokens (default: as trained)")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -138,6 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     run = commands.add_parser("run", help="generate an answer to one prompt", formatter_class=argparse.RawTextHelpFormatter)
     add_target_options(run)
     run.add_argument("--head", help="name of a shipped head, a folder or a hub id (default: none, plain decoding)")
+    _add_draft_vocab(run)
     run.add_argument("--prompt", required=True, help="what the user says; the chat template is applied")
     run.add_argument("--trace", type=Path, help="write the Run record here, as JSON")
     add_settings(run)
@@ -151,9 +196,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench.add_argument("--repeats", type=int, default=1, help="default: %(default)s")
     bench.add_argument("--warmup", type=int, default=1, help="uncounted runs per method (default: %(default)s)")
     bench.add_argument("--peers", action="store_true", help="measure transformers' generate too, plain and with prompt lookup")
+    _add_draft_vocab(bench)
     bench.add_argument("--out", type=Path, help="write the results here, as JSON")
     add_settings(bench)
     bench.set_defaults(function=_bench)
+
+    tune = commands.add_parser("tune", help="find the trees that fit this machine, and use them from now on")
+    add_target_options(tune)
+    tune.add_argument("--head", action="append", required=True, help="a head to tune; may be given several times")
+    tune.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines (default: the page's examples)")
+    tune.add_argument("--limit", type=int, default=8, help="only the first N prompts of each file (default: %(default)s)")
+    _add_draft_vocab(tune)
+    tune.set_defaults(function=_tune)
+
+    scale = commands.add_parser("scale", help="measure what a step costs against context, tree and layers")
+    add_target_options(scale)
+    scale.add_argument("--head", action="append", default=[], help="a head whose drafts are measured; may be given several times")
+    scale.add_argument("--contexts", type=_count, nargs="+", default=[200, 1000, 2000], help="default: 200 1000 2000")
+    scale.add_argument("--rows", type=_count, nargs="+", default=[1, 8, 16, 32, 60], help="root included (default: 1 8 16 32 60)")
+    _add_draft_vocab(scale)
+    scale.set_defaults(function=_scale)
 
     arguments = parser.parse_args(argv)
     return run_command(lambda: arguments.function(arguments))

@@ -7,6 +7,7 @@ from decoding.errors import UsageError
 from decoding.head import DraftHead
 from decoding.hub import Progress, silent
 from decoding.target import Target
+from decoding.tuning import recall
 from heads.catalogue import catalogue
 from heads.layouts import recognise
 from heads.medusa import MedusaDraftHead
@@ -23,6 +24,8 @@ def load_head(source: str, target: Target, progress: Progress = silent, draft_vo
         draft_vocab: let the head propose only that many of the most frequent tokens (FR-Spec, arXiv 2502.14856), which makes
             its `lm_head` cheaper; None = those it was trained with.
 
+    A tree that `python -m decoding tune` found for this machine takes the place of the one that came with the head.
+
     Raises:
         UsageError: unknown head, or one that does not fit the target.
         DraftscopeError: the hub can't be reached.
@@ -30,7 +33,11 @@ def load_head(source: str, target: Target, progress: Progress = silent, draft_vo
     folder = find_head(source, progress)
     layout = MedusaDraftHead if recognise(folder) == "medusa" else FeatureDraftHead
     name = Path(source if Path(source).is_dir() else source.partition("@")[0]).name
-    return layout.load(folder, target, name, draft_vocab)
+    head = layout.load(folder, target, name, draft_vocab)
+    tuned = recall(target, head)
+    if tuned is not None:
+        head.tree = tuned.tree
+    return head
 
 
 def find_head(source: str, progress: Progress = silent) -> Path:

@@ -1,0 +1,92 @@
+"""Tree settings that fit the machine: one wide record tells what smaller trees would have accepted."""
+
+from pathlib import Path
+
+import pytest
+
+from decoding import Settings, UsageError, generate
+from decoding.cli import main
+from decoding.costs import verification
+from decoding.records import TreeShape
+from decoding.tuning import choose, line, reaches, recall, tune
+from heads import load_head
+from tests.conftest import GOLDEN
+
+PROMPT = [72, 101, 108, 108, 111]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSCOPE_CACHE", str(tmp_path))
+
+
+def settings(shape: TreeShape, tokens: int) -> Settings:
+    return Settings(max_new_tokens=tokens, tree_depth=shape.depth, tree_top_k=shape.top_k, tree_nodes=shape.nodes, stop_token_ids=())
+
+
+@pytest.mark.parametrize("name", ["hass_tiny/head_mid", "eagle2_tiny/head_bias", "medusa_tiny"])
+def test_a_wide_record_tells_what_smaller_trees_accept(name: str, tiny_target) -> None:
+    head = load_head(str(GOLDEN / name), tiny_target)
+    order = getattr(head, "choices", None)
+    wide = TreeShape(4, 10, len(order)) if order else TreeShape(5, 6, TreeShape(5, 6).pool)
+    run = generate(tiny_target, head, PROMPT, settings(wide, 30))
+    ids, told = [*PROMPT, run.first_id], []
+    for step in run.steps:
+        for shape in (TreeShape(5, 6, 20), TreeShape(3, 2, 5), TreeShape(4, 3, 9), TreeShape(2, 6, 12), TreeShape(1, 1, 1)):
+            small = generate(tiny_target, head, ids[:-1], settings(shape, 8)).steps[0]
+            if small.root_id == ids[-1]:
+                wanted = sum(rank <= shape.nodes for rank in reaches(step, shape.top_k, shape.depth, order))
+                assert len(small.accepted) == wanted
+                told.append(wanted)
+        ids += step.token_ids
+    assert len(told) > 20 and max(told) > 0
+
+
+def test_the_choice_is_the_least_time_per_token() -> None:
+    assert line({1: 10.0, 3: 30.0}, 2) == 20.0 and line({1: 10.0}, 1) == 10.0
+
+    class Played:
+        parents, depths, scores = [-1, -1, 0, 1], [1, 1, 2, 2], [-0.1, -1.0, -0.2, -2.0]
+
+        def __init__(self, accepted: list[int]) -> None:
+            self.accepted = accepted
+
+    steps = [Played([0, 2])] * 3 + [Played([1])] + [Played([])] * 4
+    cheap = dict.fromkeys((1, 2, 3, 4, 5), 10.0)
+    point, curve = choose(steps, cheap, {(1, 2): 1.0, (2, 2): 2.0})
+    # nodes by score: 0, its child 2, then 1: all three and depth 2 give (3 * 2 + 1) / 8 accepted; node 4 adds nothing
+    assert (point["nodes"], point["depth"], point["tau"]) == (3, 2, 1 + 7 / 8)
+    assert point["ms_per_token"] == pytest.approx(12 / point["tau"])
+    assert [round(8 * (one["tau"] - 1)) for one in curve] == [3, 6, 7, 7]
+    steep = {rows: 10.0 * rows for rows in cheap}
+    assert choose(steps, steep, {(1, 2): 1.0, (2, 2): 2.0})[0]["nodes"] == 1
+
+
+def test_tune_is_remembered_for_this_head_and_hand_set_values_win(tiny_target, capsys, tmp_path) -> None:
+    folder = str(GOLDEN / "hass_tiny" / "head_mid")
+    head = load_head(folder, tiny_target)
+    assert recall(tiny_target, head) is None and head.tree == TreeShape()
+    prompts = [type("Prompt", (), {"text": PROMPT})()]
+    tuned = tune(tiny_target, head, prompts, max_new_tokens=12)
+    assert tuned.ms_per_token == min(point["ms_per_token"] for point in tuned.curve) > 0
+    again = load_head(folder, tiny_target)
+    assert again.tree == tuned.tree and recall(tiny_target, again) == tuned
+    assert load_head(folder, tiny_target, draft_vocab=120).tree == TreeShape(), "another head: never tuned"
+    run = generate(tiny_target, again, PROMPT, Settings(max_new_tokens=5, tree_depth=2, tree_top_k=2, tree_nodes=3))
+    assert run.settings.tree == (2, 2, 3)
+    (tmp_path / "tuned.json").write_text("{broken")
+    assert recall(tiny_target, head) is None
+
+
+def test_scale_measures_and_refuses_what_the_target_can_not_hold(tiny_target, capsys) -> None:
+    measured = verification(tiny_target, [1, 9, 30], [20, 50], repeats=1)
+    assert set(measured) == {(20, 1), (20, 9), (20, 30), (50, 1), (50, 9), (50, 30)} and min(measured.values()) > 0
+    with pytest.raises(UsageError, match="are more than the"):
+        verification(tiny_target, [60], [tiny_target.context_length - 10])
+    head, folder = str(GOLDEN / "hass_tiny" / "head_mid"), str(GOLDEN / "tiny_base")
+    asked = ["scale", "--target", folder, "--dtype", "float32", "--head", head, "--contexts", "20", "40", "--rows", "1", "5"]
+    assert main(asked) == 0
+    out = capsys.readouterr().out
+    assert "20 " in out and "ms of a draft at context 40" in out
+    with pytest.raises(SystemExit):
+        main([*asked[:-2], "--rows", "0"])
