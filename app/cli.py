@@ -6,6 +6,7 @@ from typing import NoReturn
 
 from app.models import Models
 from app.offers import EMBEDDED
+from app.operator import Operator, from_environment, on_a_space
 from app.zero import ZERO_GPU
 from decoding.errors import DraftscopeError
 
@@ -29,10 +30,19 @@ def parser() -> argparse.ArgumentParser:
     out.add_argument(
         "--allow-custom-models",
         action="store_true",
-        help="let visitors name targets and heads of their own (they are downloaded and loaded)",
+        help="let visitors name targets and heads of their own: hub ids (they are downloaded and loaded), and folders of "
+        "this machine where it is no Space",
     )
     out.add_argument("--mcp", action="store_true", help="also serve the API's tools to MCP clients, at /gradio_api/mcp/")
+    out.add_argument("--allow-local-models", action="store_true", help="on a Space too, let visitors name folders of this machine")
+    Operator.add_arguments(out)
     return out
+
+
+def parse(given: list[str]) -> argparse.Namespace:
+    """Arguments, those of environment variables first (`DRAFTSCOPE_MAX_NEW_TOKENS` is `--max-new-tokens`)."""
+    arguments = parser()
+    return arguments.parse_args([*from_environment(arguments), *given])
 
 
 def models_of(arguments: argparse.Namespace) -> Models:
@@ -43,6 +53,7 @@ def models_of(arguments: argparse.Namespace) -> Models:
         SystemExit: 2 with one line where a name or value is wrong.
     """
     models = Models(arguments.target, arguments.device, arguments.dtype, tuple(arguments.head), arguments.allow_custom_models)
+    models.allow_local = arguments.allow_local_models or not on_a_space()
     named = ZERO_GPU or arguments.target != EMBEDDED or arguments.head or arguments.device != "auto" or arguments.dtype != "auto"
     if arguments.port is not None and not 1 <= arguments.port <= 65535:
         parser().error(f"port {arguments.port} is not between 1 and 65535")

@@ -1,6 +1,7 @@
 """Running the lanes of one request, one after the other on the device, and telling what happens as it happens."""
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -8,8 +9,9 @@ from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeVar
 
-from app.log import event, incident
+from app.log import event, told
 from app.models import Models
+from app.operator import Operator
 from app.view import (
     Figures,
     LaneView,
@@ -24,7 +26,6 @@ from app.view import (
     used_ids,
     where_line,
 )
-from decoding.errors import DraftscopeError, UsageError
 from decoding.metrics import Metrics, measure
 from decoding.records import AUTOREGRESSIVE, Run, Settings, Step
 
@@ -74,8 +75,14 @@ class Comparison:
     page, taken between two steps, so that no work of the page falls into a timed phase. `runs` are the records, finished
     or cut short."""
 
-    def __init__(self, models: Models, request: Request) -> None:
-        self.models, self.request = models, request
+    def __init__(self, models: Models, request: Request, operator: Operator | None = None) -> None:
+        """
+        Raises:
+            UsageError: what the server does not offer, or its operator does not allow.
+        """
+        self.models, self.request, self.operator = models, request, operator or Operator()
+        models.check(request.target, list(request.methods))
+        self.operator.check(str(request.prompt), request.methods, request.settings)
         self.stopped = threading.Event()
         labels = {offer.source: offer for offer in models.offers(request.target)}
         self.lanes = []
@@ -88,6 +95,7 @@ class Comparison:
         self.note, self.failed, self.running, self.where = "", False, True, ""
         self.plain: Metrics | None = None
         self._loads = False
+        self.begun = 0.0  # monotonic seconds
 
     @property
     def runs(self) -> list[Run]:
@@ -95,18 +103,15 @@ class Comparison:
 
     def work(self) -> Iterator[bool]:
         """Run the lanes; control comes back after each step (True: after each change of a lane's state)."""
+        self.begun = time.monotonic()
         try:
             yield from self._prepare()
             for lane in self.lanes:
                 if self.stopped.is_set():
                     break
                 yield from self._run_lane(lane)
-        except UsageError as error:
-            self._fail(str(error))
-        except DraftscopeError as error:
-            self._fail(f"{error} (details in the log: {incident(error)})")
         except Exception as error:  # the last net: whatever broke is said on the page, and the page stays usable
-            self._fail(f"something broke here that should not: {type(error).__name__} (details in the log: {incident(error)})")
+            self._fail(told(error))
 
     def finish(self) -> None:
         """The request is over, however it ended. Lanes that had no turn are stopped, or failed with it."""
@@ -121,7 +126,6 @@ class Comparison:
     def _prepare(self) -> Iterator[bool]:
         """Load what is missing, refuse what can't work before any lane runs."""
         request = self.request
-        self.models.check(request.target, list(request.methods))
         self._loads = not self.models.ready(request.target, request.methods)
         if self._loads:
             self._set_all("loading")
@@ -131,10 +135,11 @@ class Comparison:
 
         for lane in self.lanes:
             head = yield from self._loaded(lambda tell, name=lane.source: self.models.head(name, target, tell))
-            request.settings.resolved(head.tree if head else None)
+            settings = request.settings.resolved(head.tree if head else None)
+            self.operator.check("", (), settings)
             if head is not None:
                 lane.view.update(empty_lane(lane.key, head.info.method, head.name, "loading", lane.view["sampled"]))
-                lane.view["facts"] = head_facts(head.info, request.settings.resolved(head.tree).tree)
+                lane.view["facts"] = head_facts(head.info, settings.tree)
         self.where = where_line(target.name, environment(target))
         self._set_all("waiting")
         yield True
@@ -175,12 +180,12 @@ class Comparison:
                 lane.tally.add(step)
                 lane.output_ids += step.token_ids
                 lane.fresh.append(step)
+                if time.monotonic() - self.begun > self.operator.max_run_seconds:
+                    self.note = f"Stopped: this server lets a request run for {self.operator.max_run_seconds:g} s at most."
+                    self.stopped.set()
                 yield False
-        except DraftscopeError as error:
-            generation.error = f"{error} (details in the log: {incident(error)})"
         except Exception as error:  # a lane that breaks leaves the others to go on
-            generation.finish_reason = "error"
-            generation.error = f"something broke here that should not: {type(error).__name__} (details in the log: {incident(error)})"
+            generation.finish_reason, generation.error = "error", told(error)
         self._end(lane, generation)
         yield True
 
@@ -192,7 +197,17 @@ class Comparison:
             self.plain = measure(lane.run)
         plain = next((other.run for other in self.lanes if other.run is not None and other.run.head is None), None)
         lane.view = lane_of(lane.run, lane.key, plain)
-        log_run(self.request, lane.run)
+        self._keep(lane.run)
+
+    def _keep(self, run: Run) -> None:
+        """One line in the log; the record in a folder where the operator wants it."""
+        log_run(self.request, run, self.operator.log_prompts)
+        if self.operator.save_runs is not None:
+            name = f"{run.created.replace(':', '')}-{self.request.session}-{run.method}.json"
+            try:
+                run.save(self.operator.save_runs / name)
+            except OSError as error:
+                self.note = f"The record could not be kept on the server: {told(error)}"
 
     def _set_all(self, state: State) -> None:
         for lane in self.lanes:
@@ -240,9 +255,9 @@ class Comparison:
         }
 
 
-def log_run(request: Request, run: Run) -> None:
-    """One line for one run. The prompt's text stays out of it."""
-    told = measure(run)
+def log_run(request: Request, run: Run, with_prompt: bool) -> None:
+    """One line for one run. The prompt's text stays out of it unless it is wanted."""
+    figures = measure(run)
     event(
         "run",
         id=request.session,
@@ -251,8 +266,9 @@ def log_run(request: Request, run: Run) -> None:
         settings=run.settings.model_dump(exclude={"stop_token_ids"}),
         prompt_tokens=len(run.prompt_ids),
         tokens=len(run.output_ids),
-        tau=told.mean_acceptance_length,
-        tokens_per_second=told.tokens_per_second,
+        tau=figures.mean_acceptance_length,
+        tokens_per_second=figures.tokens_per_second,
         outcome=run.finish_reason,
         error=run.error,
+        **({"prompt": run.prompt_text} if with_prompt else {}),
     )

@@ -132,7 +132,7 @@ class Device:
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
         self._seconds: deque[float] = deque(maxlen=8)  # of the newest jobs
-        self._closed = False
+        self.closed = False
         self._thread: threading.Thread | None = None
 
     def __len__(self) -> int:
@@ -156,7 +156,7 @@ class Device:
 
     def check(self) -> None:
         """Raises UsageError where no more work is taken."""
-        if self._closed:
+        if self.closed:
             raise UsageError("the server is shutting down: try again in a minute")
         if len(self) >= self.places:
             raise UsageError(f"{len(self)} requests are waiting or running, no more are taken: try again in a minute")
@@ -191,7 +191,7 @@ class Device:
     def close(self, seconds: float = 10.0) -> None:
         """Stop everything: what waits is withdrawn, what runs ends within a step and keeps what it made."""
         with self._changed:
-            self._closed = True
+            self.closed = True
             jobs = [*self._waiting, *([self._running] if self._running else [])]
             self._changed.notify_all()
         for job in jobs:
@@ -202,7 +202,7 @@ class Device:
     def _serve(self) -> None:
         while True:
             with self._changed:
-                while not self._waiting and not self._closed:
+                while not self._waiting and not self.closed:
                     self._changed.wait()
                 if not self._waiting:
                     return

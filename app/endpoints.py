@@ -8,9 +8,9 @@ import gradio as gr
 
 from app.comparison import Comparison, Lane, Request
 from app.device import Device
+from app.log import told
 from app.models import Models
 from app.requests import new_token
-from decoding.errors import DraftscopeError
 from decoding.records import AUTOREGRESSIVE, Settings
 
 
@@ -18,6 +18,7 @@ def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request]
     """Add /compare, /methods and /targets to the Blocks that is being built.
 
     Args:
+        operator: the limits that hold for every request.
         device: the queue that all work shares.
         compare_as: how a request becomes a Comparison (see app.zero.comparisons).
     """
@@ -67,8 +68,8 @@ def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request]
             )
             comparison = compare_as(Request(prompt, tuple(methods), target, settings, new_token()))
             job = device.submit(comparison)
-        except DraftscopeError as error:
-            raise gr.Error(str(error), print_exception=False) from error
+        except Exception as error:
+            raise gr.Error(told(error), print_exception=False) from error
 
         def lanes() -> dict:
             return {"type": "lanes", "ahead": device.ahead(job), "lanes": [_lane(comparison, lane) for lane in comparison.lanes]}

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import gradio as gr
 
 from app.models import Models
+from app.operator import Operator
 from app.prompts import Example, examples
 from app.targets import catalogue_table, target_list
 from decoding.records import Settings, TreeShape
@@ -55,11 +56,19 @@ def method_names(models: Models, target: str) -> list[tuple[str, str]]:
     return [(offer.label, offer.source) for offer in models.offers(target)]
 
 
-def controls(models: Models, opening_prompt: str) -> Parts:
+def controls(models: Models, opening_prompt: str, operator: Operator) -> Parts:
     """The column at the left."""
     defaults = Settings()
     token, look = gr.State(""), [gr.Checkbox(visible=False), gr.Checkbox(visible=False)]
-    prompt = gr.Textbox(opening_prompt, label="Prompt", lines=3, max_lines=8, placeholder="Ask the target something", elem_id="ds-prompt")
+    prompt = gr.Textbox(
+        opening_prompt,
+        label="Prompt",
+        lines=3,
+        max_lines=8,
+        placeholder="Ask the target something",
+        max_length=operator.max_prompt_chars,
+        elem_id="ds-prompt",
+    )
     with gr.Row(elem_classes="ds-examples"):
         buttons = [(gr.Button(example.title, size="sm", min_width=60), example) for example in examples()]
     names = method_names(models, models.source)
@@ -82,7 +91,7 @@ def controls(models: Models, opening_prompt: str) -> Parts:
         memory = gr.Markdown(models.memory_line(), elem_classes="ds-small")
         gr.HTML(catalogue_table(models), apply_default_css=False)
         fields = [
-            gr.Slider(1, 512, value=96, step=1, label="New tokens, at most"),
+            gr.Slider(1, operator.max_new_tokens, value=min(96, operator.max_new_tokens), step=1, label="New tokens, at most"),
             gr.Slider(
                 0, 2, value=defaults.temperature, step=0.05, label="Temperature", info="0 = greedy: the output must equal plain decoding"
             ),

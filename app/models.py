@@ -1,6 +1,7 @@
 """What this server can run: targets and heads, offered without importing torch, loaded when they are first used."""
 
 import os
+import re
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from decoding.target import Target
 
 WARM_UP_TOKENS = 8
+HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w.-]+)?")
 
 
 @dataclass
@@ -29,7 +31,8 @@ class Models:
     device: str = "auto"
     dtype: str = "auto"
     extra_heads: tuple[str, ...] = ()
-    allow_custom: bool = False
+    allow_custom: bool = False  # visitors may name hub ids that are not offered
+    allow_local: bool = True  # ... and folders
     _lock: threading.RLock = field(default_factory=threading.RLock)
     _target: "Target | None" = None
     _loaded: str | None = None
@@ -57,14 +60,20 @@ class Models:
         Raises:
             UsageError: naming the thing and what is possible.
         """
-        if not self.allow_custom and target not in self.targets():
-            raise UsageError(f"unknown target {target!r}: this server offers {', '.join(self.targets())}")
+        if target not in self.targets():
+            self._foreign("target", target, self.targets())
         known = [offer.source for offer in self.offers(target)]
         for name in methods:
-            if name not in known and not self.allow_custom:
-                raise UsageError(f"unknown method {name!r}: this server offers {', '.join(known)}")
+            if name not in known:
+                self._foreign("method", name, known)
         if not 1 <= len(set(methods)) <= 4:
             raise UsageError(f"{len(set(methods))} methods chosen: choose 2 to 4, plain decoding among them to measure the speed-up")
+
+    def _foreign(self, what: str, name: str, known: list[str]) -> None:
+        if not self.allow_custom:
+            raise UsageError(f"unknown {what} {name[:80]!r}: this server offers {', '.join(known)}")
+        if not self.allow_local and (not HUB_ID.fullmatch(name) or Path(name).exists()):
+            raise UsageError(f"{what} {name[:80]!r} is no hub id such as 'org/name': this server takes those, and no folders")
 
     def ready(self, target: str, methods: Sequence[str] = ()) -> bool:
         """Whether a target and the heads of these methods are loaded."""

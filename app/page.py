@@ -4,6 +4,7 @@ import secrets
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import aclosing, suppress
+from functools import wraps
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -18,8 +19,10 @@ from app.downloads import Downloads
 from app.endpoints import add_endpoints
 from app.layout import HEADER, SETTINGS, TREE_SETTINGS, Parts, controls, drawing, method_names, pool_line
 from app.library import MAX_LANES, RUNS, Recording, lane_name, load_recording, load_uploaded, pick, recordings
+from app.log import told
 from app.messages import notice, pack, refusal, selection
 from app.models import Models, Preload
+from app.operator import Operator
 from app.panels import Panels, filled, lane_choice, tabs
 from app.requests import Requests, new_token
 from app.view import Message, session_of
@@ -65,23 +68,31 @@ def place_line(job: Job) -> str:
     return f"Waiting for the device: {ahead} earlier request{'s' if ahead > 1 else ''}{about}."
 
 
-def build(models: Models, runs: Path = RUNS, device: Device | None = None, gpu: Callable[..., Any] | None = None) -> gr.Blocks:
+def build(
+    models: Models,
+    runs: Path = RUNS,
+    operator: Operator | None = None,
+    device: Device | None = None,
+    gpu: Callable[..., Any] | None = None,
+) -> gr.Blocks:
     """The whole page.
 
     Args:
         models: what this server can run.
         runs: folder of the recorded runs; the page opens on the first.
+        operator: what is allowed; None = the defaults.
         device: where it runs, one for the page and the API; None = a new one.
         gpu: `spaces.GPU` on a ZeroGPU Space.
     """
-    device, compare = device or Device(), comparisons(models, gpu)
+    operator = operator or Operator()
+    device, compare = device or Device(operator.max_waiting), comparisons(models, operator, gpu)
     shipped = recordings(runs)
     opening = recorded(shipped[0])[1] if shipped else notice("No recorded runs are shipped with this copy: press Run.")
     with gr.Blocks(title="Draftscope", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:
         drawing("guide", template=HEADER, elem_id="ds-head")
         with gr.Row(elem_id="ds-main"):
             with gr.Column(scale=0, min_width=290, elem_id="ds-controls"):
-                parts = controls(models, opening["prompt"])
+                parts = controls(models, opening["prompt"], operator)
             with gr.Column(scale=1, min_width=320, elem_id="ds-stage"):
                 parts.lanes = drawing("lanes", pack(opening), elem_id="ds-lanes")
                 drawing("transport", elem_id="ds-transport")
@@ -89,6 +100,19 @@ def build(models: Models, runs: Path = RUNS, device: Device | None = None, gpu: 
         _Handlers(models, parts, panels, shipped, device, compare).wire(demo)
         add_endpoints(models, device, compare)
     return demo
+
+
+def safely(handler: Callable[..., dict]) -> Callable[..., dict]:
+    """A handler with a clear message in place of whatever it may raise: values come from anyone, disks fill up."""
+
+    @wraps(handler)
+    def run(self: "_Handlers", *values: object) -> dict:
+        try:
+            return handler(self, *values)
+        except Exception as error:
+            return {self.parts.lanes: refusal(told(error))}
+
+    return run
 
 
 class _Handlers:
@@ -109,6 +133,7 @@ class _Handlers:
         self._preloads = False
 
     # ---- a live run --------------------------------------------------------------------------------------------------
+    @safely
     def begin(self, token: str, prompt: str, target: str, methods: list[str], *values: object) -> dict:
         """Check the request at once; a good one gets a token, which starts it. While one runs nothing else begins."""
         parts = self.parts
@@ -117,7 +142,6 @@ class _Handlers:
         try:
             if not prompt.strip():
                 raise UsageError("the prompt is empty: type something for the target to answer, or pick an example")
-            self.models.check(target, methods)
             token = new_token()
             comparison = self.compare(Request(prompt, tuple(methods), target, read_settings(values), token))
             self.requests.open(comparison)
@@ -130,12 +154,14 @@ class _Handlers:
             parts.stop: gr.Button(interactive=True),
         }
 
+    @safely
     def choose_target(self, target: str) -> dict:
         """Offer the methods of a target, the first four chosen."""
         names = method_names(self.models, target)
         methods = gr.update(choices=names, value=[source for _, source in names[:MAX_LANES]])
         return {self.parts.methods: methods, self.parts.memory: self.models.memory_line()}
 
+    @safely
     def stop(self, token: str) -> dict:
         """Stop the request: within a step where it runs, at once where it still waits."""
         parts = self.parts
@@ -144,12 +170,12 @@ class _Handlers:
         message = refusal("Stopped before it began.", failed=False, ended=True)
         return {parts.lanes: message, parts.run: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
 
-    async def run_lanes(self, token: str) -> AsyncIterator[dict]:
+    async def run_lanes(self, token: str, request: gr.Request) -> AsyncIterator[dict]:
         """Follow the run of a request; the page gets a message at most a few times a second."""
         parts = self.parts
         idle = {parts.run: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
         try:
-            job = self.requests.start(token)
+            job = self.requests.start(token, request.session_hash)
         except UsageError as error:
             yield {parts.lanes: refusal(str(error), ended=True), **idle}
             return
@@ -173,6 +199,7 @@ class _Handlers:
         finally:
             self.requests.close(token)
 
+    @safely
     def draw_finished(self, token: str, dark: bool, narrow: bool) -> dict:
         """Fill the tabs from the runs that have just ended."""
         runs = [run for run in self.requests.take(token) if run.steps]
@@ -185,10 +212,12 @@ class _Handlers:
         }
 
     # ---- recorded and uploaded runs ----------------------------------------------------------------------------------
+    @safely
     def choose_lanes(self, token: str, name: str | None, wanted: list[str], dark: bool, narrow: bool) -> dict:
         """Show other lanes of the recording that is open."""
         return self.open_recording(token, name, dark, narrow, Address(methods=wanted))
 
+    @safely
     def open_recording(self, token: str, name: str | None, dark: bool, narrow: bool, address: Address | None = None) -> dict:
         """Show a recording, in the lanes and in the tabs; an address says which of its lanes, and where it opens."""
         address = address or Address()
@@ -207,6 +236,7 @@ class _Handlers:
         out[self.panels.shown] = lane_choice(every, runs)
         return {**out, **filled(self.panels, runs, message["session"], Look(dark, narrow), self.downloads)}
 
+    @safely
     def open_upload(self, token: str, files: list[str] | None, dark: bool, narrow: bool) -> dict:
         """Check uploaded records and show them."""
         if self.requests.active(token):
@@ -224,6 +254,7 @@ class _Handlers:
             **filled(self.panels, runs, session, Look(dark, narrow), self.downloads),
         }
 
+    @safely
     def open_page(self, dark: bool, narrow: bool, request: gr.Request) -> dict:
         """Fill the page as its address says; without one, with the first recording."""
         parts, out = self.parts, {}
@@ -264,6 +295,10 @@ class _Handlers:
         with suppress(UsageError):  # the device has enough to do
             self.device.submit(Preload(self.models))
 
+    def leave(self, request: gr.Request) -> None:
+        """The visitor's tab is closed: nobody waits for its run any more."""
+        self.requests.leave(request.session_hash)
+
     # ---- events ------------------------------------------------------------------------------------------------------
     def wire(self, demo: gr.Blocks) -> None:
         parts, panels = self.parts, self.panels
@@ -283,8 +318,10 @@ class _Handlers:
             concurrency_limit=None,  # the device has a queue of its own, which knows places and times
             show_progress="hidden",
             api_visibility="private",
-        ).then(self.draw_finished, [parts.token, *parts.look], below, **QUIET).then(self.models.memory_line, None, parts.memory, **QUIET)
-        parts.target.change(self.choose_target, parts.target, [parts.methods, parts.memory], **QUIET)
+        ).then(self.draw_finished, [parts.token, *parts.look], [parts.lanes, *below], **QUIET).then(
+            self.models.memory_line, None, parts.memory, **QUIET
+        )
+        parts.target.change(self.choose_target, parts.target, [parts.methods, parts.memory, parts.lanes], **QUIET)
         parts.stop.click(self.stop, parts.token, [parts.token, parts.lanes, parts.run, parts.stop], **QUIET)
         panels.gallery.input(self.open_recording, [parts.token, panels.gallery, *parts.look], everything, **QUIET)
         panels.shown.input(self.choose_lanes, [parts.token, panels.gallery, panels.shown, *parts.look], everything, **QUIET)
@@ -292,4 +329,5 @@ class _Handlers:
         for button, example in parts.examples:
             button.click(lambda text=example.prompt: text, None, parts.prompt, **QUIET)
         gr.on([field.change for field in parts.settings[-3:]], pool_line, parts.settings[-3:], parts.pool, **QUIET)
+        demo.unload(self.leave)
         demo.load(self.open_page, parts.look, everything, js=LOOK, **QUIET)

@@ -20,6 +20,7 @@ class Requests:
         self._lock = threading.Lock()
         self._asked: OrderedDict[str, Comparison] = OrderedDict()  # not begun
         self._jobs: dict[str, Job] = {}
+        self._visitors: dict[str, str | None] = {}  # Gradio's session of each job
         self._finished: OrderedDict[str, list[Run]] = OrderedDict()
 
     def open(self, comparison: Comparison) -> None:
@@ -34,7 +35,7 @@ class Requests:
             while len(self._asked) > MAX_ASKED:
                 self._asked.popitem(last=False)
 
-    def start(self, token: str) -> Job | None:
+    def start(self, token: str, visitor: str | None = None) -> Job | None:
         """Queue a request, once; None where there is none (it was refused, or stopped already).
 
         Raises:
@@ -44,6 +45,7 @@ class Requests:
             if (comparison := self._asked.pop(token, None)) is None:
                 return None
             job = self._jobs[token] = self.device.submit(comparison)
+            self._visitors[token] = visitor
             return job
 
     def active(self, token: str) -> bool:
@@ -59,9 +61,17 @@ class Requests:
             job.stop()
         return False
 
+    def leave(self, visitor: str | None) -> None:
+        """Stop what a visitor has running or waiting."""
+        with self._lock:
+            jobs = [self._jobs[token] for token, who in self._visitors.items() if who == visitor]
+        for job in jobs:
+            job.stop()
+
     def close(self, token: str) -> None:
         """The visitor's page has stopped following: keep the runs until they are drawn."""
         with self._lock:
+            self._visitors.pop(token, None)
             if (job := self._jobs.pop(token, None)) is None:
                 return
             self._finished[token] = job.work.runs

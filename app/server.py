@@ -3,6 +3,7 @@
 import re
 import secrets
 import signal
+import threading
 import time
 from typing import Any
 
@@ -14,8 +15,9 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.device import Device
-from app.limits import Limits
+from app.log import event, start
 from app.models import Models
+from app.operator import Operator
 from app.theme import page_head, theme
 
 # Gradio compiles the templates of its HTML parts (unsafe-eval); everything else that is not the page's own is refused.
@@ -23,15 +25,17 @@ from app.theme import page_head, theme
 PAGE_POLICY = (
     "default-src 'self'; script-src 'self' 'nonce-{nonce}' 'unsafe-eval'; style-src 'self' 'unsafe-inline'; "
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; object-src 'none'; "
-    "base-uri 'none'; form-action 'self'; frame-ancestors 'self' https://huggingface.co https://*.hf.space"
+    "base-uri 'self'; form-action 'self'; frame-ancestors 'self' https://huggingface.co https://*.hf.space"
 )
+QUEUED = 256  # events of all visitors that Gradio's own queue takes
+LAST_WORD_SECONDS = 0.5  # for the last updates to reach the pages that follow a run
 FILE_POLICY = "default-src 'none'; sandbox"  # what visitors upload is data, also where it calls itself a page
-SCRIPT, HEAD = re.compile(rb"<script(?=[\s>])"), re.compile(rb"<head>")
+SCRIPT, HEAD = re.compile(rb"<script(?=[\s>])"), re.compile(rb"</head>")
 
 
 class Guard:
-    """Adds the policy and other headers to every answer, and the page's own style and script to its document: in the
-    document itself they run before Gradio's, and are known by their nonce."""
+    """Adds the policy and other headers to every answer, and the page's own style and script to the head of its document:
+    there they run before Gradio's (which are modules, and deferred), and are known by their nonce."""
 
     def __init__(self, app: ASGIApp) -> None:
         self.app = app
@@ -63,7 +67,7 @@ class Guard:
             else:
                 body += message.get("body", b"")
                 if not message.get("more_body"):
-                    body = HEAD.sub(lambda _: b"<head>" + page_head().encode(), body, count=1)
+                    body = HEAD.sub(lambda _: page_head().encode() + b"</head>", body, count=1)
                     body = SCRIPT.sub(f'<script nonce="{nonce}"'.encode(), body)
                     start["headers"] = [
                         *((k, v) for k, v in start["headers"] if k != b"content-length"),
@@ -75,7 +79,7 @@ class Guard:
         await self.app(scope, receive, answer)
 
 
-def launch_options(models: Models, device: Device, limits: Limits) -> dict[str, Any]:
+def launch_options(models: Models, device: Device, operator: Operator) -> dict[str, Any]:
     """What `demo.launch` is given, apart from host and port."""
     begun = time.monotonic()
 
@@ -94,17 +98,23 @@ def launch_options(models: Models, device: Device, limits: Limits) -> dict[str, 
         "theme": theme(),
         "footer_links": ["api", "gradio", "settings"],
         "ssr_mode": False,  # the page is drawn by its own script; a second server would answer without the headers
-        "max_file_size": limits.max_upload_mb << 20,
+        "max_file_size": operator.max_upload_mb << 20,
         "app_kwargs": {"middleware": [Middleware(Guard)], "routes": [Route("/health", health)]},
     }
 
 
 def serve(demo: gr.Blocks, device: Device, **options: Any) -> None:
-    """Launch the page and stay until SIGTERM or Ctrl-C; then what runs is stopped, kept and logged before the end."""
-    signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
-    demo.launch(prevent_thread_lock=True, **options)
-    try:
-        demo.block_thread()
-    finally:
-        device.close()
-        demo.close(verbose=False)
+    """Launch the page and stay until SIGTERM or Ctrl-C. Then what runs is stopped within a step, kept and told to those who
+    follow it, before the server goes."""
+    ending = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ending.set())
+    start()
+    demo.queue(max_size=QUEUED).launch(prevent_thread_lock=True, **options)
+    event("begin", address=demo.local_url)
+    while not ending.wait(3600):
+        pass
+    event("end", requests=len(device))
+    device.close()
+    time.sleep(LAST_WORD_SECONDS)
+    demo.close(verbose=False)

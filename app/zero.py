@@ -19,6 +19,7 @@ import gradio as gr
 from app.comparison import Comparison, Lane, Request
 from app.device import UPDATE_SECONDS
 from app.models import Models
+from app.operator import Operator
 from app.view import LaneView, Tally, used_ids
 from decoding.metrics import Metrics
 from decoding.records import Run, Step
@@ -88,9 +89,9 @@ class Flag:
         return self.late or os.path.exists(self.path)
 
 
-def changes(models: Models, request: Request, flag: str) -> Iterator[Changes]:
+def changes(models: Models, operator: Operator, request: Request, flag: str) -> Iterator[Changes]:
     """Run a request and tell what changes. This is what `spaces` runs in its process."""
-    comparison = Comparison(models, request)
+    comparison = Comparison(models, request, operator)
     stopped = Flag(flag, time.monotonic() + seconds(request) - BEGIN / 2)
     comparison.stopped = stopped  # type: ignore[assignment]
     told = [0] * len(comparison.lanes)
@@ -132,8 +133,8 @@ class _Texts:
 class BorrowedComparison(Comparison):
     """A Comparison whose lanes run in another process: its state follows what that one tells."""
 
-    def __init__(self, borrowed: Callable[[Request, str], Iterator[Changes]], models: Models, request: Request) -> None:
-        super().__init__(models, request)
+    def __init__(self, borrowed: Callable[[Request, str], Iterator[Changes]], models: Models, operator: Operator, request: Request) -> None:
+        super().__init__(models, request, operator)
         self._borrowed = borrowed
         self._context = contextvars.copy_context()  # of the visitor: `spaces` reads whose quota it is from it
 
@@ -161,16 +162,17 @@ class BorrowedComparison(Comparison):
             lane.run = change.run or lane.run
 
 
-def comparisons(models: Models, gpu: Callable[..., Any] | None = None) -> Callable[[Request], Comparison]:
+def comparisons(models: Models, operator: Operator, gpu: Callable[..., Any] | None = None) -> Callable[[Request], Comparison]:
     """How a request becomes a Comparison on this server.
 
     Args:
+        operator: the limits that hold for every request.
         gpu: `spaces.GPU` on ZeroGPU, else None.
     """
     if gpu is None:
-        return partial(Comparison, models)
+        return partial(Comparison, models, operator=operator)
 
     def borrowed(request: Request, flag: str) -> Iterator[Changes]:
-        yield from changes(models, request, flag)
+        yield from changes(models, operator, request, flag)
 
-    return partial(BorrowedComparison, gpu(duration=seconds)(borrowed), models)
+    return partial(BorrowedComparison, gpu(duration=seconds)(borrowed), models, operator)

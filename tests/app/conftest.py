@@ -12,10 +12,12 @@ import pytest
 import torch
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from app.device import Device
 from app.models import Models
+from app.operator import Operator
 from app.page import build
 from app.record import main as record
-from app.theme import page_head, theme
+from app.server import launch_options
 from decoding.target import Target
 from tests.app.tiny import tiny_head, tiny_target
 
@@ -32,6 +34,7 @@ class Server:
     url: str
     models: Models
     runs: Path
+    device: Device
 
 
 PATIENCE = 120_000  # ms: only a test that fails waits for so long, and a busy machine is no reason to fail
@@ -46,13 +49,15 @@ def tiny_models(folder: Path, hostile: bool = False, heads_of: Mapping[str, str]
     return Models(str(target), "cpu", "float32", tuple(map(str, heads)))
 
 
-def serve(models: Models, runs: Path, **options: object) -> Iterator[Server]:
+def serve(models: Models, runs: Path, operator: Operator | None = None, **options: object) -> Iterator[Server]:
     """Launch the page on a free loopback port and close it afterwards."""
-    demo = build(models, runs, **options)
-    _, url, _ = demo.queue().launch(
-        server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, ssr_mode=False, theme=theme(), head=page_head()
-    )
-    yield Server(url, models, runs)
+    operator = operator or Operator()
+    device = Device(operator.max_waiting)
+    demo = build(models, runs, operator, device, **options)
+    launch = launch_options(models, device, operator)
+    _, url, _ = demo.queue().launch(server_name="127.0.0.1", prevent_thread_lock=True, quiet=True, **launch)
+    yield Server(url, models, runs, device)
+    device.close()
     demo.close()
 
 

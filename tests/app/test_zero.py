@@ -16,6 +16,7 @@ from playwright.sync_api import Browser, expect
 from app import zero
 from app.comparison import Comparison, Request
 from app.models import Models
+from app.operator import Operator
 from app.zero import Flag, changes, comparisons, seconds, visitor_words
 from decoding.records import Run, Settings
 from tests.app.conftest import Server, opened, serve
@@ -68,7 +69,7 @@ def request_for(models: Models, tokens: int = 40) -> Request:
 
 
 def test_elsewhere_nothing_is_borrowed(server: Server) -> None:
-    assert type(comparisons(server.models)(request_for(server.models))) is Comparison
+    assert type(comparisons(server.models, Operator())(request_for(server.models))) is Comparison
 
 
 def test_a_gpu_is_borrowed_for_as_long_as_the_request_needs(server: Server) -> None:
@@ -130,11 +131,11 @@ def test_the_other_process_stops_when_it_is_told_or_when_its_time_is_over(server
     assert not Flag(str(flag), time.monotonic() + 60).is_set() and Flag(str(flag), time.monotonic() - 1).is_set()
     flag.touch()
     assert Flag(str(flag), time.monotonic() + 60).is_set()
-    last = list(changes(server.models, request_for(server.models), str(flag)))[-1]
+    last = list(changes(server.models, Operator(), request_for(server.models), str(flag)))[-1]
     assert all(lane.run is None for lane in last.lanes) and not last.failed
 
 
 def test_a_run_that_outlasts_its_time_is_cut_short_and_says_so(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zero, "LONGEST", 0)
-    last = list(changes(server.models, request_for(server.models), str(tmp_path / "stop")))[-1]
+    last = list(changes(server.models, Operator(), request_for(server.models), str(tmp_path / "stop")))[-1]
     assert "cut short" in last.note
