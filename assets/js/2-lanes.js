@@ -105,13 +105,16 @@ draftscope.views.lanes = (root) => {
     const empty = make("span.ds-empty");
     text.append(empty);
     const now = make("rect.ds-now"),
+      over = make("path.ds-over"),
       paths = PHASES.map((name) => make(`path.ds-phase-${name}`));
-    strip.append(now, ...paths);
+    strip.append(now, ...paths, over);
     grid.append(box);
     return {
       box,
       empty,
       now,
+      over,
+      high: [],
       paths,
       bars: PHASES.map(() => ""),
       barred: 0,
@@ -190,6 +193,13 @@ draftscope.views.lanes = (root) => {
   }
 
   // One bar for each step: x in steps, y in ms. New steps are added to what is there; all lanes share one scale, from zero.
+  // The scale of the strips: the longest step, but a rare very long one (the machine was busy) is cut and marked.
+  function scale() {
+    const ordered = state.lanes.map((lane) => lane.steps.map(total).sort((a, b) => a - b)).filter((times) => times.length);
+    const longest = Math.max(1e-9, ...ordered.map((times) => times[times.length - 1]));
+    return Math.min(longest, Math.max(0, ...ordered.map((times) => 4 * times[times.length >> 1])) || longest);
+  }
+
   function drawStrip(lane, own, top) {
     if (own.barred === lane.steps.length && own.top === top) return;
     own.top = top;
@@ -200,11 +210,18 @@ draftscope.views.lanes = (root) => {
         base += value;
       });
     }
+    own.high = lane.steps.flatMap((step, index) => (total(step) > top ? [index] : []));
+    own.over.setAttribute("d", own.high.map((index) => `M${index} ${-top}h.86l-.43 ${0.16 * top}z`).join(""));
     own.strip.setAttribute("viewBox", `0 ${-top} ${Math.max(lane.steps.length, 1)} ${top}`);
     own.paths.forEach((path, phase) => path.setAttribute("d", own.bars[phase]));
     own.now.setAttribute("y", -top);
     own.now.setAttribute("height", top);
-    own.now.setAttribute("width", Math.max(1, lane.steps.length / 160));
+    own.now.setAttribute("width", lane.steps.length ? Math.max(1, lane.steps.length / 160) : 0);
+  }
+
+  function stripWords(lane, own) {
+    const above = own.high.length ? ` · ${own.high.length} above the scale` : "";
+    return `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}${above}`;
   }
 
   function equality(lane) {
@@ -239,7 +256,7 @@ draftscope.views.lanes = (root) => {
         : gain >= 1
           ? `Fastest: ${best.label}, ${number(gain)}× plain decoding (${number(best.figures.tps, 1)} against ${number(plain.figures.tps, 1)} tokens/s).`
           : `No head pays here: the best one, ${best.label}, runs at ${number(gain)}× of plain decoding.`;
-    const slower = heads.filter((lane) => lane !== best && lane.figures.speedup !== null && lane.figures.speedup < 1);
+    const slower = heads.filter((lane) => gain >= 1 && lane.figures.speedup !== null && lane.figures.speedup < 1);
     const behind = slower.length ? ` Slower than plain decoding: ${slower.map((lane) => lane.label).join(", ")}.` : "";
     return [first, `${texts(heads)}${behind}`];
   }
@@ -302,7 +319,7 @@ draftscope.views.lanes = (root) => {
       verdict.dataset.said = said.join();
       verdict.replaceChildren(...said.filter(Boolean).map((words, nth) => make(nth ? "p" : "p.ds-first", null, words)));
     }
-    const top = Math.max(1e-9, ...state.lanes.flatMap((lane) => lane.steps.map(total)));
+    const top = scale();
     for (const lane of state.lanes) {
       const own = cards.get(lane.key),
         plain = !lane.tree && lane.method === "autoregressive";
@@ -318,15 +335,10 @@ draftscope.views.lanes = (root) => {
       put(own.tau, number(lane.figures.tau));
       put(own.equal, lane.error || equality(lane));
       own.equal.dataset.kind = lane.error ? "bad" : lane.equality && !lane.equality.equal && !lane.equality.tie ? "off" : "good";
-      put(
-        own.stripText,
-        lane.steps.length
-          ? `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}`
-          : "",
-      );
       put(own.empty, lane.steps.length ? "" : EMPTY[lane.state] || "");
       growText(lane, own);
       drawStrip(lane, own, top);
+      put(own.stripText, lane.steps.length ? stripWords(lane, own) : "");
     }
     mark();
     if (info.note && info.note !== noted) show(alert, 0.9);

@@ -3,6 +3,13 @@ draftscope.views.steps = (root) => {
   "use strict";
   const { state, make, term, visible, pieces, tokenText, probability, ms, total, put, select, stepOf, emit, tree } = draftscope;
   const PHASES = ["draft", "verify", "accept", "commit", "record"];
+  const BLANK = {
+    waiting: "Its trees are drawn here when its turn comes.",
+    loading: "Loading and warming up.",
+    running: "Reading the prompt …",
+    stopped: "Stopped before its first step.",
+    failed: "No step was made.",
+  };
   const rows = new Map();
   let session = null,
     all = true;
@@ -270,12 +277,14 @@ draftscope.views.steps = (root) => {
 
   // Before the first step the row keeps its place, so that nothing jumps when the step arrives.
   function blank(lane, own) {
-    if (own.drawn === "") return;
+    if (own.drawn === lane.state) return;
     put(own.heading, lane.label);
-    put(own.words, "No step yet.");
-    for (const part of [own.scroll, own.masked, own.detail, own.time]) part.replaceChildren();
+    put(own.words, "");
+    for (const part of [own.masked, own.detail, own.time]) part.replaceChildren();
+    own.scroll.replaceChildren(make("p.ds-placeholder", null, BLANK[lane.state] || ""));
     own.at = null;
-    own.drawn = own.timed = own.maskDrawn = "";
+    own.drawn = lane.state;
+    own.timed = own.maskDrawn = "";
   }
 
   function drawMask({ lane, own, index }) {

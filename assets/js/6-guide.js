@@ -34,7 +34,7 @@ draftscope.views.guide = (root) => {
         "All lanes answer the same prompt with the same target, one after the other. Plain decoding asks the target once for every token; the others let a small head guess first. The texts must be equal; only the time differs.",
     ],
     [
-      ".ds-figures",
+      ".ds-lane[data-focus=true] .ds-figures",
       "Three numbers",
       () => {
         const lane = withHead();
@@ -68,6 +68,14 @@ draftscope.views.guide = (root) => {
       "Move through the run",
       () =>
         "Play, or drag, or use the arrow keys. The lanes stay at the same place of the text even where their steps do not line up.",
+    ],
+    [
+      ".ds-verdicts",
+      "Why HASS and KOALA draft better",
+      () => {
+        const seen = state.lanes.filter((lane) => lane.tree && lane.figures.tau);
+        return `After depth 1 a head builds on its own guesses. EAGLE's never met those in training, so its errors add up. HASS trains the same layer on its own guesses: it stays good deeper in the tree, at no cost. KOALA uses several layers and an adversary: better guesses at every depth, each a little dearer.${seen.length ? ` Here tau is ${seen.map((lane) => `${number(lane.figures.tau)} for ${lane.label}`).join(", ")}.` : ""}`;
+      },
     ],
     [
       "#ds-tabs [role=tablist]",

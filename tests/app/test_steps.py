@@ -150,3 +150,19 @@ def test_terms_explain_themselves_on_focus(page: Page) -> None:
     term.focus()
     expect(term.locator(".ds-tip")).to_be_visible()
     expect(term.locator(".ds-tip")).to_contain_text("bonus token included")
+
+
+def test_a_rare_very_long_step_is_cut_in_the_strip_and_said(page: Page) -> None:
+    page.evaluate(
+        """() => {
+          const { info, lanes } = draftscope.state;
+          const held = lanes[2].steps.map((step, nth) => (nth === 1 ? { ...step, ms: [9000, 0, 0, 0, 0] } : step));
+          draftscope.receive(JSON.stringify({ ...info, session: "held", lanes: lanes.map((lane, nth) => ({
+            ...lane, at: 0, steps: nth === 2 ? held : lane.steps,
+          })) }));
+        }"""
+    )
+    expect(page.locator(".ds-lane[data-method=hass] .ds-strip-text")).to_contain_text("· 1 above the scale")
+    expect(page.locator(".ds-lane[data-method=eagle] .ds-strip-text")).not_to_contain_text("above the scale")
+    top = page.evaluate("document.querySelector('.ds-lane[data-method=hass] .ds-strip').viewBox.baseVal.height")
+    assert top < 9000

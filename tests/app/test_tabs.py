@@ -85,13 +85,13 @@ def test_the_tour_walks_through_the_live_page_and_can_be_left(page: Page) -> Non
     page.get_by_role("button", name="Two-minute tour").click()
     card = page.get_by_role("dialog")
     seen = []
-    for stop in range(1, 8):
-        expect(card.locator(".ds-tour-count")).to_have_text(f"{stop} of 7")
+    for stop in range(1, 9):
+        expect(card.locator(".ds-tour-count")).to_have_text(f"{stop} of 8")
         seen.append(card.inner_text())
         expect(page.locator(".ds-toured")).to_have_count(1)
         card.locator(".ds-play").click()
     expect(card).to_be_hidden()
-    assert len(set(seen)) == 7 and "HASS: 6" in seen[1]  # its tau of this very run
+    assert len(set(seen)) == 8 and "HASS: 6" in seen[1] and "for HASS" in seen[6]  # figures of this very run
     page.get_by_role("button", name="Two-minute tour").click()
     page.keyboard.press("Escape")
     expect(card).to_be_hidden()
