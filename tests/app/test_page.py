@@ -107,9 +107,9 @@ def test_a_wrong_request_says_so_keeps_the_prompt_and_leaves_the_page_usable(pag
 
 def test_what_a_person_caused_comes_into_view(browser: Browser, server: Server) -> None:
     for page in opened(browser, server.url, width=390):
-        expect(page.locator(".ds-lane .ds-text").first).not_to_be_in_viewport()
+        expect(page.locator(".ds-lane .ds-strip").first).not_to_be_in_viewport()
         page.click("#ds-run")
-        expect(page.locator(".ds-lane .ds-text").first).to_be_in_viewport()
+        expect(page.locator(".ds-lane .ds-strip").first).to_be_in_viewport()
         page.wait_for_function("!draftscope.state.info.running")
         page.get_by_role("tab", name="Runs").scroll_into_view_if_needed()
         expect(page.locator(".ds-verdicts")).not_to_be_in_viewport()
