@@ -139,7 +139,13 @@ class Layer:
         self.gate_up = fuse([mlp.gate_proj, mlp.up_proj])
 
     def __call__(
-        self, x: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor], store: torch.Tensor, end: int, mask: torch.Tensor | None
+        self,
+        x: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor],
+        store: torch.Tensor,
+        end: int,
+        mask: torch.Tensor | None,
+        slots: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """
         Args:
@@ -148,6 +154,7 @@ class Layer:
             store: [capacity, kv_width] keys, then values; the rows' own are written below `end`.
             end: rows of the store that are in use, the new ones among them.
             mask: additive [groups * rows, end]; None = causal prefill of an empty store, or one row that sees all.
+            slots: [rows] where the rows are written instead, for shapes that never change.
         """
         rows, dim, keys = len(x), self.head_dim, self.kv_heads * self.head_dim
         qkv = self.qkv(x if self.input_norm is None else functional.rms_norm(x, x.shape[-1:], *self.input_norm))
@@ -159,7 +166,10 @@ class Layer:
         wide.mul_(rotary[0]).addcmul_(half, rotary[1])
         if wide.dtype != turned.dtype:
             turned.copy_(wide)
-        store[end - rows : end] = qkv[:, self.heads * dim :]
+        if slots is None:
+            store[end - rows : end] = qkv[:, self.heads * dim :]
+        else:
+            store.index_copy_(0, slots, qkv[:, self.heads * dim :])
         key, value = (part.view(end, self.kv_heads, dim).transpose(0, 1)[None] for part in store[:end].split(keys, dim=1))
         query = qkv[:, : self.heads * dim].view(rows, self.kv_heads, self.groups, dim)
         if mask is None and rows > 1:
