@@ -6,7 +6,7 @@ any other architecture, quantisation or spread over devices keeps the model's ow
 """
 
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class Product:
         """
         self.bias = bias
         self.packed = None
-        if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and torch.backends.mkldnn.is_available():
+        if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and packs():
             self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
         self.weight = weight if self.packed is None else None
 
@@ -44,6 +44,18 @@ class Product:
         if self.packed is None:
             return functional.linear(x, self.weight, self.bias)
         return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+
+
+@cache
+def packs() -> bool:
+    """Whether this CPU and this build of torch multiply packed bfloat16 matrices, and rightly."""
+    x = torch.arange(-8.0, 8.0, dtype=torch.bfloat16).repeat(3, 2)
+    weight = torch.eye(32, dtype=torch.bfloat16)
+    try:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
+        return torch.equal(torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""), x)
+    except (RuntimeError, NotImplementedError, AttributeError):
+        return False
 
 
 PACKED_FOR_ROWS = 16  # the order that is best for 1 to 16 rows serves more of them as well as their own would
