@@ -30,7 +30,9 @@ from app.zero import comparisons
 from decoding.errors import DraftscopeError, UsageError
 from decoding.records import Run, Settings
 
-QUIET = {"queue": False, "show_progress": "hidden", "api_visibility": "private"}
+# not told of and not to be called by name (Gradio alone would let a private handler be called by its)
+PRIVATE = {"api_visibility": "private", "api_name": False}
+QUIET = {"queue": False, "show_progress": "hidden", **PRIVATE}
 LOOK = "() => [document.body.classList.contains('dark'), window.innerWidth < 700]"
 BUSY = "A run is going on here: stop it first, or wait until it has ended."
 
@@ -317,7 +319,7 @@ class _Handlers:
             [parts.lanes, parts.run, parts.stop, parts.token],
             concurrency_limit=None,  # the device has a queue of its own, which knows places and times
             show_progress="hidden",
-            api_visibility="private",
+            **PRIVATE,
         ).then(self.draw_finished, [parts.token, *parts.look], [parts.lanes, *below], **QUIET).then(
             self.models.memory_line, None, parts.memory, **QUIET
         )
