@@ -145,7 +145,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     packing = commands.add_parser("pack", help="put text folders together into one small folder, each dialogue once")
     add_target_options(packing)
     packing.add_argument("data", type=Path, nargs="+", help="folders made by 'synthesize'")
-    packing.add_argument("--out", type=Path, required=True, help="a new folder")
+    packing.add_argument("--out", type=Path, required=True, help="a new folder, or a packed one that gets what it lacks")
     packing.set_defaults(function=_pack)
 
     train = commands.add_parser(

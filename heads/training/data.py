@@ -130,12 +130,19 @@ class Summary:
 def pack(sources: Iterable[Path], out: Path, target: Target) -> dict:
     """Put text folders together in compressed files, each dialogue once: a text that can be passed on.
 
+    Args:
+        out: a new folder, or a packed one: what it lacks is added to it, in further files.
+
     Returns:
-        A summary, with the duplicates that were dropped.
+        A summary of all that `out` holds then, with the duplicates that were dropped.
     """
-    if any(out.glob(PACKED.replace("{:03d}", "*"))) or (out / DIALOGUES).exists():
-        raise UsageError(f"{out} holds a text already: give --out another folder")
     summary, seen, duplicates, lines = Summary(), set(), 0, []
+    parts = len(list(out.glob(PACKED.replace("{:03d}", "*"))))
+    if (out / DIALOGUES).exists():
+        raise UsageError(f"{out} holds text that is not packed: give it as a source, and --out another folder")
+    for dialogue in read_dialogues(out, target) if parts else ():
+        seen.add(fingerprint(dialogue))
+        summary.add(dialogue)
     for source in sources:
         for dialogue in read_dialogues(source, target):
             mark = fingerprint(dialogue)
@@ -146,11 +153,11 @@ def pack(sources: Iterable[Path], out: Path, target: Target) -> dict:
             summary.add(dialogue)
             lines.append(dialogue.to_json() + "\n")
     if not lines:
-        raise UsageError("there is no dialogue in these folders")
+        raise UsageError("there is no new dialogue in these folders")
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_meta(out, target)
-        for part, start in enumerate(range(0, len(lines), PACKED_DIALOGUES)):
+        for part, start in enumerate(range(0, len(lines), PACKED_DIALOGUES), parts):
             path = out / PACKED.format(part)
             aside = path.with_suffix(".part")
             aside.write_bytes(lzma.compress("".join(lines[start : start + PACKED_DIALOGUES]).encode(), preset=9))

@@ -173,7 +173,16 @@ def test_text_is_packed_each_dialogue_once_and_read_back(folder, target, tmp_pat
     (tmp_path / "c" / DIALOGUES).write_text(dialogues[0].to_json() + "\n")
     assert list(read_dialogues(tmp_path / "c", target)) == [*dialogues, dialogues[0]]
     assert main([*common, str(tmp_path / "c")]) == 2
-    assert "holds a text already" in capsys.readouterr().err
+    assert "not packed" in capsys.readouterr().err
+    # what a packed folder lacks is added to it
+    (tmp_path / "c" / DIALOGUES).unlink()
+    assert main([*common, str(tmp_path / "c")]) == 2
+    assert "no new dialogue" in capsys.readouterr().err
+    more = Dialogue("river", 1.0, [1, 99, 2, 3, 4], [(3, 5)])
+    (tmp_path / "b" / DIALOGUES).write_text(more.to_json() + "\n")
+    assert main([*common, str(tmp_path / "c")]) == 0
+    assert json.loads(capsys.readouterr().out)["by_kind"] == {"sea": 60, "river": 2}
+    assert list(read_dialogues(tmp_path / "c", target)) == [*dialogues, more]
     packed = next((tmp_path / "c").glob("*.xz"))
     packed.write_bytes(packed.read_bytes()[:-40])
     with pytest.raises(DraftscopeError, match="is damaged"):
