@@ -315,7 +315,7 @@ def environment(target: Target) -> Environment:
         dtype=str(target.dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         machine=name,
-        notes=target.notes,
+        notes=(*target.notes, *target.forward_notes),
         versions={"python": platform.python_version(), "torch": torch.__version__, "transformers": version("transformers")},
     )
 

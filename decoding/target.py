@@ -79,6 +79,11 @@ class Target:
         """The fast loop over this target's layers, made (and compared with the model) when it is first needed."""
         return lean_decoder(self.model, self._own_forward, self._own_cache)
 
+    @property
+    def forward_notes(self) -> tuple[str, ...]:
+        """What a run says where the fast loop can't be used."""
+        return () if self.lean else ("transformers' own forward (no lean loop for this architecture or placement)",)
+
     @cached_property
     def lm_product(self) -> nn.Module | Product:
         """Features -> logits before a soft cap. A CPU's packed copy stands beside the matrix that the embedding may share."""
