@@ -89,7 +89,9 @@ class Target:
         """Features -> logits before a soft cap. A CPU's packed copy stands beside the matrix that the embedding may share."""
         weight = self.lm_head.weight
         with torch.inference_mode(False), torch.no_grad():
-            return Product(weight, self.lm_head.bias) if type(self.lm_head) is nn.Linear and weight.device.type == "cpu" else self.lm_head
+            if type(self.lm_head) is nn.Linear and weight.device.type == "cpu":
+                return Product(weight, self.lm_head.bias, (torch.bfloat16, torch.float32))
+        return self.lm_head
 
     def new_cache(self, capacity: int) -> TreeCache | RowCache:
         return self.lean.new_cache(capacity) if self.lean else self._own_cache(capacity)
