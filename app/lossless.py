@@ -55,9 +55,7 @@ def _verdict(run: Run, plain: Run | None) -> tuple[str, str]:
     if result.equal:
         return "= equal", f"<p>All {result.compared} tokens that both have are the same.</p>"
     index = result.index or 0
-    before = "".join(
-        f'<span class="ds-chip plain">{shown(run.token_text(i))}</span>' for i in run.output_ids[max(0, index - CONTEXT) : index]
-    )
+    before = "".join(_chip(run.token_text(i)) for i in run.output_ids[max(0, index - CONTEXT) : index])
     mine = "(it ends here)" if result.run_id is None else shown(run.token_text(result.run_id))
     theirs = "(it ends here)" if result.plain_id is None else shown(plain.token_text(result.plain_id))
     gap = (

@@ -69,11 +69,11 @@ def tabs(shipped: Sequence[Recording]) -> Panels:
             )
             panels.shown = gr.CheckboxGroup(label=f"Its lanes, up to {MAX_LANES}", visible=False, elem_id="ds-shown")
             with gr.Row():
-                with gr.Column(min_width=320):
+                with gr.Column(min_width=380):
                     panels.files = gr.File(
                         label="Download what is shown: each run as JSON, all steps as CSV", file_count="multiple", interactive=False
                     )
-                with gr.Column(min_width=320):
+                with gr.Column(min_width=380):
                     gr.HTML(RECORDS, apply_default_css=False)
                     panels.upload = gr.UploadButton(
                         f"Upload run records (1 to {MAX_LANES} files)",
