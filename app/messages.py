@@ -10,7 +10,11 @@ from app.view import Message
 
 def pack(message: Message, **more: Any) -> str:
     """A message as the script takes it: one string (Gradio would wrap plain data into reactive proxies), without a "<"."""
-    return json.dumps({**message, **more}, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
+    return _sent({**message, **more})
+
+
+def _sent(told: Mapping[str, Any]) -> str:
+    return json.dumps(told, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
 
 
 def refusal(text: str, failed: bool = True, ended: bool = False) -> str:
@@ -19,7 +23,7 @@ def refusal(text: str, failed: bool = True, ended: bool = False) -> str:
     Args:
         ended: what was waiting or running is over.
     """
-    return json.dumps({"kind": "keep", "note": text, "failed": failed, "ended": ended, "nonce": secrets.token_hex(4)})
+    return _sent({"kind": "keep", "note": text, "failed": failed, "ended": ended, "nonce": secrets.token_hex(4)})
 
 
 def notice(text: str) -> Message:

@@ -1,0 +1,217 @@
+"""Bad input, by the thousand: `python -m tests.fuzz --cases 20000`. A short version runs in the suite (tests/app/test_input.py).
+
+Prompts, settings, Run files and addresses come from hypothesis. Whatever comes in, the answer is a result or a UsageError in one line
+that holds no markup: no other exception, no hang. Run files are also cut, changed at random places, packed as bombs and made huge.
+"""
+
+import argparse
+import copy
+import gzip
+import json
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer
+
+from app.address import link, read_address
+from app.library import load_uploaded
+from app.lossless import lossless_panel, shown
+from app.messages import pack, refusal
+from app.operator import Operator
+from app.page import read_settings
+from app.view import session_of
+from decoding.chat import encode_prompt
+from decoding.embedded import embedded_path
+from decoding.errors import UsageError
+from decoding.records import Run, Settings
+from tests.records import make_run
+
+SECONDS = 20  # longest that one input may take on a busy machine
+CONTROL = "<|endoftext|>"
+MARKUP = [
+    "<script>alert(1)</script>",
+    "</script>",
+    "<img src=x onerror=alert(1)>",
+    CONTROL,
+    "<|im_end|>",
+    "\x00",
+    "\u202e",
+    "🌳",
+    "&lt;",
+    "'\"",
+]
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20) | st.sampled_from(MARKUP),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=8,
+)
+numbers = st.integers() | st.floats() | st.sampled_from([0, 1, -1, 1e308, 2**63, 2**64, 10**30, float("nan"), float("inf")]) | anything
+texts = st.lists(st.text(max_size=30) | st.sampled_from(MARKUP), max_size=5).map("".join)
+
+
+def refused(attempt: Callable[[], Any]) -> bool:
+    """Whether it was refused in one clear line; anything but a result or such a line is an error."""
+    start = time.monotonic()
+    try:
+        attempt()
+        return False
+    except UsageError as error:
+        assert str(error) and len(str(error)) < 2000 and "\n" not in str(error).strip(), repr(str(error))[:300]
+        assert "<" not in refusal(str(error)), "markup in a message as it is sent"
+        return True
+    finally:
+        assert time.monotonic() - start < SECONDS, "took too long"
+
+
+class Cases:
+    """Runs one property many times and counts what happened."""
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.counts: Counter = Counter()
+        self.scale = scale
+        self.folder = Path(tempfile.mkdtemp(prefix="draftscope-fuzz-"))
+        self.tokenizer = AutoTokenizer.from_pretrained(embedded_path())
+        self.record = make_run([[6, 7], [8], [9, 10, 12]]).model_dump(mode="json", by_alias=True)
+
+    def run(self, name: str, cases: int, strategy: st.SearchStrategy, check: Callable[[Any], bool]) -> None:
+        @settings(max_examples=max(1, int(cases * self.scale)), deadline=None, database=None, suppress_health_check=list(HealthCheck))
+        @given(strategy)
+        def one(value: Any) -> None:
+            self.counts[f"{name}: {'refused' if check(value) else 'taken'}"] += 1
+
+        one()
+
+    # ---- what comes in -----------------------------------------------------------------------------------------------
+    def prompts(self) -> None:
+        """Typed control tokens are text; any Unicode is encoded or refused; a limit holds."""
+        control = Counter({token: 99 for token, added in self.tokenizer.added_tokens_decoder.items() if added.special})
+        frame = Counter(encode_prompt(self.tokenizer, "x")) & control  # what the template itself puts around a turn
+        operator = Operator(max_prompt_chars=100)
+
+        def check(prompt: str) -> bool:
+            def attempt() -> None:
+                operator.check(prompt, ("autoregressive",), Settings())
+                ids = encode_prompt(self.tokenizer, prompt)
+                assert Counter(ids) & control == frame, "a typed control token was read as one"
+
+            return refused(attempt)
+
+        self.run("prompts", 4000, texts, check)
+
+    def settings(self) -> None:
+        """The page's fields and the API's names, of any type and size."""
+        names = list(Settings.model_fields)
+        self.run(
+            "settings of the page", 3000, st.lists(numbers, min_size=8, max_size=8), lambda values: refused(lambda: read_settings(values))
+        )
+        fields = st.dictionaries(st.sampled_from([*names, "other"]), numbers, max_size=5)
+        self.run("settings of the API", 3000, fields, lambda values: refused(lambda: Settings(**values)))
+
+    def addresses(self) -> None:
+        """Queries of any text; what is taken can be written back."""
+        keys = st.sampled_from(["run", "lane", "step", "prompt", "methods", *Settings.model_fields]) | st.text(max_size=8)
+        values = st.text(max_size=30) | numbers.map(str) | st.sampled_from(MARKUP)
+
+        def check(query: dict[str, str]) -> bool:
+            def attempt() -> None:
+                address = read_address(query)
+                link(address.prompt or "", address.methods, Settings())
+                assert "<" not in pack(session_of([make_run([[6]])], "s", "live", address.run or ""))
+
+            return refused(attempt)
+
+        self.run("addresses", 4000, st.dictionaries(keys, values, max_size=6), check)
+
+    def records(self) -> None:
+        """Run files: fields changed to anything, texts cut, bytes changed."""
+        paths = list(_paths(self.record))
+
+        def changed(change: tuple[list, Any, bool]) -> str:
+            path, value, drop = change
+            record = copy.deepcopy(self.record)
+            holder = record
+            for key in path[:-1]:
+                holder = holder[key]
+            if drop and isinstance(holder, dict):
+                del holder[path[-1]]
+            else:
+                holder[path[-1]] = value
+            return json.dumps(record)
+
+        fields = st.tuples(st.sampled_from(paths), numbers, st.booleans()).map(changed)
+        self.run("records, a field changed", 4000, fields, self._upload)
+        text = json.dumps(self.record)
+        cuts = st.integers(0, len(text)).map(lambda at: text[:at])
+        self.run("records, cut", 500, cuts, self._upload)
+        swaps = st.tuples(st.integers(0, len(text) - 1), st.characters()).map(lambda swap: text[: swap[0]] + swap[1] + text[swap[0] + 1 :])
+        self.run("records, a character changed", 1000, swaps, self._upload)
+        self.run("records, anything", 500, anything.map(lambda value: json.dumps(value)), self._upload)
+        self.run("records, bytes", 500, st.binary(max_size=200), self._upload)
+
+    def large(self) -> None:
+        """Files that are made to cost: 10^6 nodes, deep nesting, huge numbers, bombs."""
+        step = self.record["steps"][0]
+        many = {**self.record, "steps": [{**step, "node_ids": [1] * 10**6, "parents": [-1] * 10**6}]}
+        loops = {**self.record, "steps": [{**step, "parents": [1, 0, *step["parents"][2:]]}]}
+        for name, text in {
+            "a million nodes": json.dumps(many),
+            "parents in a circle": json.dumps(loops),
+            "nested": "[" * 10**6,
+            "nested objects": '{"a":' * 10**5,
+            "a number of a million digits": json.dumps(self.record).replace("10.0", "1" * 10**6, 1),
+            "a million token texts": json.dumps({**self.record, "token_texts": {str(i): "x" for i in range(10**6)}}),
+            "a text of ten million characters": json.dumps({**self.record, "text": "<b>" * 3_000_000}),
+        }.items():
+            self.counts[f"{name}: {'refused' if self._upload(text) else 'taken'}"] += 1
+        bomb = self.folder / "bomb.json.gz"
+        with gzip.open(bomb, "wb", compresslevel=9) as file:
+            for _ in range(300):
+                file.write(b"[" * (1 << 20))
+        assert refused(lambda: load_uploaded([str(bomb)])), "a bomb was taken"
+        self.counts["bomb of 300 MB: refused"] += 1
+
+    def _upload(self, content: str | bytes) -> bool:
+        """As the page does it: read the file, make the message and the panels of what was taken."""
+        path = self.folder / "upload.json"
+        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+
+        def attempt() -> None:
+            runs: list[Run] = load_uploaded([str(path)])
+            assert "<" not in pack(session_of(runs, "uploaded", "uploaded", "")), "markup in what the page gets"
+            panel = lossless_panel(runs)
+            assert "<script" not in panel and "<img" not in panel
+            assert not {"<", ">"} & set(shown(runs[0].text))
+
+        return refused(attempt)
+
+    def all(self) -> Counter:
+        for part in (self.prompts, self.settings, self.addresses, self.records, self.large):
+            part()
+        return self.counts
+
+
+def _paths(value: Any, above: tuple = ()) -> Any:
+    """Where each value of a record stands."""
+    for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+        yield [*above, key]
+        if isinstance(inner, (dict, list)):
+            yield from _paths(inner, (*above, key))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=20_500, help="about how many")
+    options = parser.parse_args()
+    counts = Cases(options.cases / 20_500).all()
+    print(sum(counts.values()), "cases:", dict(sorted(counts.items())))
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
