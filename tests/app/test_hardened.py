@@ -1,0 +1,319 @@
+"""A public server: limits, the queue, cancelling, failures, what is served, what a browser may run, an orderly end."""
+
+import json
+import logging
+import os
+import pickle
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from argparse import ArgumentParser
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from gradio_client import Client
+from gradio_client.exceptions import AppError
+from playwright.sync_api import Browser
+
+from app.cli import parse
+from app.comparison import Comparison, Request
+from app.device import Device
+from app.log import scrub
+from app.models import Models
+from app.operator import Operator, from_environment
+from decoding import Run, Settings
+from decoding.errors import DraftscopeError, UsageError
+from decoding.target import Target
+from tests.app.conftest import Server, serve
+from tests.load import load
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PROMPT = " the man said that he"
+
+
+def ask(server: Server, operator: Operator | None = None, tokens: int = 24, **values: object) -> Comparison:
+    settings = Settings(max_new_tokens=tokens, **values)
+    return Comparison(server.models, Request(PROMPT, ("autoregressive",), server.models.source, settings, "test"), operator)
+
+
+def run(server: Server, work: Comparison) -> Comparison:
+    job = server.device.submit(work)
+    assert job.ended.wait(60)
+    return work
+
+
+# ---- many visitors ---------------------------------------------------------------------------------------------------
+def test_several_visitors_get_what_they_would_get_alone(server: Server) -> None:
+    counts, wrong, _ = load(server, clients=4, seconds=6)
+    assert not wrong, wrong
+    assert counts["run"] and len(server.device) == 0
+
+
+class Held:
+    """Work that goes on until it is stopped."""
+
+    def __init__(self) -> None:
+        self.stopped, self.begun, self.finished = threading.Event(), threading.Event(), False
+
+    def work(self) -> Iterator[bool]:
+        self.begun.set()
+        while not self.stopped.wait(0.01):
+            yield False
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_the_queue_knows_places_is_bounded_and_serves_in_order() -> None:
+    device = Device(places=3)
+    works = [Held() for _ in range(3)]
+    jobs = [device.submit(work) for work in works]
+    assert works[0].begun.wait(5)
+    assert [device.ahead(job) for job in jobs] == [0, 1, 2]
+    with pytest.raises(UsageError, match="3 requests are waiting or running"):
+        device.submit(Held())
+    jobs[1].stop()  # one that waits goes at once, and is told that it is over
+    assert jobs[1].ended.is_set() and works[1].finished and not works[1].begun.is_set()
+    assert device.ahead(jobs[2]) == 1
+    jobs[0].stop()
+    assert jobs[0].ended.wait(5) and works[2].begun.wait(5)
+    device.close()
+    assert jobs[2].ended.is_set()
+    with pytest.raises(UsageError, match="shutting down"):
+        device.submit(Held())
+
+
+def test_work_that_breaks_does_not_take_the_device_along() -> None:
+    class Broken(Held):
+        def work(self) -> Iterator[bool]:
+            raise RuntimeError("broken")
+            yield False
+
+    device = Device()
+    assert device.submit(Broken()).ended.wait(5)
+    after = Held()
+    job = device.submit(after)
+    assert after.begun.wait(5)
+    job.stop()
+    device.close()
+
+
+# ---- cancel and loss -------------------------------------------------------------------------------------------------
+def test_a_dropped_connection_frees_the_device(server: Server, held_target: threading.Event) -> None:
+    body = {"data": [PROMPT, ["autoregressive"], server.models.source, 300, 0, 1, 0, 0, 0, 0, 0]}
+    event = httpx.post(server.url + "gradio_api/call/compare", json=body).json()["event_id"]
+    with httpx.Client() as client, client.stream("GET", f"{server.url}gradio_api/call/compare/{event}", timeout=30) as stream:
+        next(stream.iter_lines())
+    wait_until(lambda: len(server.device) == 0)
+
+
+def wait_until(true: object, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not true():  # type: ignore[operator]
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.05)
+
+
+def test_sigterm_keeps_the_partial_run_and_says_cancelled(server: Server, tmp_path: Path) -> None:
+    told = tmp_path / "log"
+    with told.open("w") as log:
+        process = subprocess.Popen(
+            [sys.executable, "app.py", "--target", server.models.source, "--device", "cpu", "--dtype", "float32", "--port", "7951"],
+            cwd=ROOT, stderr=log, stdout=log, env={**os.environ, "DRAFTSCOPE_SAVE_RUNS": str(tmp_path / "kept")},
+        )  # fmt: skip
+        try:
+            wait_until(lambda: '"begin"' in told.read_text(), 120)
+            job = Client("http://127.0.0.1:7951", verbose=False).submit(
+                prompt=PROMPT, methods=["autoregressive"], max_new_tokens=512, api_name="/compare"
+            )
+            wait_until(lambda: any(item["lanes"][0]["tokens"] for item in job.outputs() if item["type"] == "lanes"))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(60) == 0
+        finally:
+            process.kill()
+    lines = [json.loads(line) for line in told.read_text().splitlines() if line.startswith("{")]
+    line = next(line for line in lines if line["event"] == "run")
+    assert line["outcome"] == "cancelled" and line["tokens"] > 0 and line["tau"] == 1 and line["tokens_per_second"] > 0
+    assert PROMPT.strip() not in told.read_text() and "Traceback" not in told.read_text()
+    kept = Run.load(next((tmp_path / "kept").iterdir()))
+    assert kept.finish_reason == "cancelled" and len(kept.output_ids) == line["tokens"]
+
+
+def test_kill_while_saving_leaves_no_half_record(tmp_path: Path) -> None:
+    script = (
+        "import sys; from tests.records import make_run\n"
+        "run = make_run([[6, 7]] * 400)\n"
+        "while True: run.save(sys.argv[1]); print('saved', flush=True)"
+    )
+    out = tmp_path / "run.json"
+    for _ in range(3):
+        process = subprocess.Popen([sys.executable, "-c", script, str(out)], cwd=ROOT, stdout=subprocess.PIPE)
+        assert process.stdout and process.stdout.readline()
+        process.kill()
+        process.wait()
+        assert len(Run.load(out).steps) == 400
+
+
+# ---- failures --------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("raised", "words"),
+    [
+        (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 GiB"), "out of memory"),
+        (MemoryError(), "out of memory"),
+        (DraftscopeError("the hub can't be reached"), "the hub can't be reached"),
+        (OSError(28, "No space left on device"), "disk is full"),
+        (FileNotFoundError(2, "No such file", "/secret/place/model.safetensors"), "a file is missing on the server: model.safetensors"),
+        (ZeroDivisionError("x = 1 / 0"), "something broke here that should not (ZeroDivisionError)"),
+    ],
+)
+def test_a_failure_is_told_with_an_id_that_the_log_explains(
+    server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, raised: Exception, words: str
+) -> None:
+    loaded = run(server, ask(server))
+    assert not loaded.failed
+
+    def fails(*_: object, **__: object) -> None:
+        raise raised
+
+    for place, name in ((Target, "forward"), (Models, "head")):
+        with monkeypatch.context() as patch, caplog.at_level(logging.INFO, "draftscope"):
+            patch.setattr(place, name, fails)
+            broken = run(server, ask(server))
+        message = broken.note or broken.runs[0].error or ""
+        assert words in message and "/secret" not in message and "Traceback" not in message
+        number = re.search(r"under id (\w+)", message)
+        if number:  # the engine's own words for memory carry none where the lane's error is that of the run
+            assert any(number[1] in line and type(raised).__name__ in line for line in caplog.messages)
+    assert run(server, ask(server)).runs[0].output_ids == loaded.runs[0].output_ids  # the state from before is intact
+
+
+def test_logits_that_are_no_numbers_fail_the_lane_in_words(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    run(server, ask(server))
+    monkeypatch.setattr(Target, "logits", lambda self, features: torch.full((len(features), self.vocab_size), float("nan")))
+    assert "not numbers" in (run(server, ask(server)).runs[0].error or "")
+
+
+def test_a_record_that_can_t_be_kept_is_told(server: Server, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("in the way")
+    work = run(server, ask(server, Operator(save_runs=tmp_path / "file")))
+    assert "could not be kept" in work.note and work.runs[0].finish_reason == "length"
+
+
+# ---- limits ----------------------------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("limit", "values", "words"),
+    [
+        ({"max_new_tokens": 10}, {"tokens": 11}, "max_new_tokens is 11: this server allows 10"),
+        ({"max_tree_nodes": 8}, {"tree_nodes": 9}, "tree_nodes is 9: this server allows 8"),
+        ({"max_tree_depth": 2}, {"tree_depth": 3}, "tree_depth is 3: this server allows 2"),
+        ({"max_prompt_chars": 5}, {}, "characters: this server takes 5"),
+    ],
+)
+def test_the_operator_s_limits_hold(server: Server, limit: dict, values: dict, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        ask(server, Operator(**limit), **values)
+
+
+def test_limits_hold_on_the_api_and_a_long_run_is_stopped(server: Server, held_target: threading.Event) -> None:
+    held_target.set()
+    work = run(server, ask(server, Operator(max_run_seconds=1e-6), tokens=64))
+    assert work.runs[0].finish_reason == "cancelled" and "at most" in work.note
+    for other in serve(server.models, server.runs, Operator(max_new_tokens=8)):
+        with pytest.raises(AppError, match="this server allows 8"):
+            Client(other.url, verbose=False).predict(prompt=PROMPT, methods=["autoregressive"], max_new_tokens=9, api_name="/compare")
+
+
+def test_limits_come_from_arguments_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSCOPE_MAX_NEW_TOKENS", "99")
+    monkeypatch.setenv("DRAFTSCOPE_HEAD", "one two")
+    monkeypatch.setenv("DRAFTSCOPE_ALLOW_CUSTOM_MODELS", "0")
+    assert Operator.of(parse([])).max_new_tokens == 99
+    assert Operator.of(parse(["--max-new-tokens", "5"])).max_new_tokens == 5
+    assert parse([]).head == ["one", "two"] and not parse([]).allow_custom_models
+    monkeypatch.setenv("DRAFTSCOPE_MAX_WAITING", "-1")
+    with pytest.raises(SystemExit) as ended:
+        parse([])
+    assert ended.value.code == 2
+    assert from_environment(ArgumentParser()) == []
+
+
+def test_a_space_takes_no_foreign_models_unless_it_is_allowed(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = Models(server.models.source, "cpu", "float32")
+    with pytest.raises(UsageError, match="unknown target"):
+        models.check("someone/model", ["autoregressive"])
+    models.allow_custom, models.allow_local = True, False
+    models.check("someone/model", ["autoregressive"])
+    for path in ("/etc", "../x", "assets/heads", "a/b/c", "~/x"):
+        with pytest.raises(UsageError, match="no hub id"):
+            models.check(path, ["autoregressive"])
+        with pytest.raises(UsageError, match="no hub id"):
+            models.check(server.models.source, ["autoregressive", path])
+
+
+# ---- what is served, and what a browser may run ----------------------------------------------------------------------
+@pytest.mark.parametrize(
+    "path",
+    [
+        "gradio_api/file=app.py", "gradio_api/file=README.md", "gradio_api/file=../app.py", "gradio_api/file=/etc/passwd",
+        "gradio_api/file=%2e%2e/app.py", "gradio_api/file=assets/../app.py", "gradio_api/file=.git/config", "app.py", "assets/style.css",
+        "static/../../app.py", "theme.css/../app.py", "file=app.py", "gradio_api/file=link", ".env",
+    ],
+)  # fmt: skip
+def test_only_intended_files_are_served(server: Server, path: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if path.endswith("link"):
+        link = tmp_path / "link"
+        link.symlink_to("/etc/passwd")
+        path = f"gradio_api/file={link}"
+    answer = httpx.get(server.url + path)
+    assert answer.status_code in (403, 404, 405) and "root:" not in answer.text and "import" not in answer.text
+
+
+def test_foreign_scripts_do_not_run(browser: Browser, server: Server) -> None:
+    blocked: list[str] = []
+    other = browser.new_page()
+    other.on("console", lambda message: blocked.append(message.text) if message.type == "error" else None)
+    other.goto(server.url)
+    other.wait_for_selector(".ds-lane .ds-chip")
+    other.evaluate(
+        """() => { document.body.insertAdjacentHTML('beforeend', '<img src="x:" onerror="window.bad = 1"><svg onload="window.bad = 2">');
+        const script = document.createElement('script'); script.textContent = 'window.bad = 3'; document.body.append(script);
+        const far = document.createElement('script'); far.src = 'https://example.com/x.js'; document.body.append(far); }"""
+    )
+    other.wait_for_timeout(0)  # lets the messages in
+    wait_until(lambda: other.evaluate("1") and len(blocked) >= 3)
+    assert other.evaluate("window.bad") is None
+    other.close()
+
+
+def test_every_answer_carries_a_policy_and_the_nonce_is_new_each_time(server: Server) -> None:
+    policies = [httpx.get(server.url).headers["content-security-policy"] for _ in range(2)]
+    assert policies[0] != policies[1] and all("'unsafe-inline'" not in policy.split("style-src")[0] for policy in policies)
+    health = httpx.get(server.url + "health")
+    assert health.json()["status"] == "ok" and "sandbox" in health.headers["content-security-policy"]
+
+
+def test_a_checkpoint_with_code_in_it_does_not_run(server: Server, tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (tmp_path / "ran",))
+
+    head = tmp_path / "head"
+    head.mkdir()
+    (head / "config.json").write_text((Path(server.models.extra_heads[0]) / "config.json").read_text())
+    (head / "pytorch_model.bin").write_bytes(pickle.dumps({"fc.weight": Bomb()}))
+    torch.save({"fc.weight": Bomb()}, head / "pytorch_model.bin")
+    models = Models(server.models.source, "cpu", "float32", (str(head),))
+    with pytest.raises(DraftscopeError):
+        models.head(str(head), models.target(server.models.source))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_no_token_of_the_hub_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret-value")
+    assert scrub("a hf_abcdefghij b secret-value c") == "a hf_*** b *** c"
