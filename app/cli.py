@@ -1,6 +1,7 @@
 """Arguments of `python app.py`."""
 
 import argparse
+import os
 import sys
 from typing import NoReturn
 
@@ -19,7 +20,9 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The arguments, see `python app.py --help`."""
     out = _Parser(prog="app.py", description="Draftscope: watch draft heads guess and the target check them.")
-    out.add_argument("--target", default=EMBEDDED, metavar="ID", help="'embedded', a folder, or a hub id (default: embedded)")
+    own = os.environ.get("DRAFTSCOPE_TARGET") or EMBEDDED  # a Space has no command line
+    told = "'embedded', a folder, or a hub id (default: DRAFTSCOPE_TARGET, else embedded)"
+    out.add_argument("--target", default=own, metavar="ID", help=told)
     out.add_argument(
         "--head", action="append", default=[], metavar="ID", help="a head beside the shipped ones: a folder or a hub id; may be repeated"
     )

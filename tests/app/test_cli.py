@@ -6,11 +6,21 @@ from pathlib import Path
 
 import pytest
 
+from app.cli import parser
+
 ROOT = Path(__file__).resolve().parent.parent.parent
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_a_space_names_its_target_in_a_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DRAFTSCOPE_TARGET", "org/name")
+    assert parser().parse_args([]).target == "org/name"
+    assert parser().parse_args(["--target", "other/name"]).target == "other/name"
+    monkeypatch.delenv("DRAFTSCOPE_TARGET")
+    assert parser().parse_args([]).target == "embedded"
 
 
 def test_help() -> None:
