@@ -27,6 +27,7 @@ from decoding import Settings
 from tests.app.conftest import Server, record_tiny, serve, tiny_models
 
 PROMPTS = (" the man said that he", " you are the first", " she will", " new world because", " it was a great day")
+PATIENCE = 120  # seconds that a client waits for the end of its run
 TRACES = ("Traceback", 'File "', "Error:")
 
 
@@ -71,7 +72,8 @@ class Visitors:
     def run(self, client: Client) -> None:
         number, job = self._submit(client)
         try:
-            last = list(job)[-1]
+            job.result(timeout=PATIENCE)
+            last = job.outputs()[-1]
         except AppError as error:
             self._clear(str(error), "no more are taken")
             self.counts["told that the queue is full"] += 1
@@ -90,7 +92,7 @@ class Visitors:
         gone.close()
 
     def cancel(self, client: Client) -> None:
-        _, job = self._submit(client)
+        _, job = self._submit(Client(self.server.url, verbose=False))  # a visit of its own: it is not used again
         time.sleep(self.rng.random() * 0.5)
         job.cancel()
 
