@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from decoding import Run
 from decoding.cli import main
@@ -76,6 +78,9 @@ def test_a_head_of_another_target_is_refused(models, tmp_path, capsys) -> None:
     head = tiny_head("hass_tiny/head_mid", tmp_path / "head", "hass", "tiny")
     changed = {**json.loads((head / "config.json").read_text()), "vocab_size": 300}
     (head / "config.json").write_text(json.dumps(changed))
+    tensors = load_file(head / "model.safetensors")
+    embedding = torch.nn.functional.pad(tensors["embed_tokens.weight"], (0, 0, 0, 300 - 257))
+    save_file({**tensors, "embed_tokens.weight": embedding}, head / "model.safetensors")
     assert config["vocab_size"] == 257
     assert main(run(models, "--prompt", "the", "--head", str(head))) == 2
     assert "its vocabulary has 300 tokens, the target's 257" in capsys.readouterr().err
