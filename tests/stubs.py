@@ -34,6 +34,8 @@ class TableTarget:
 
     name, tokenizer, device, dtype, context_length = "table", None, torch.device("cpu"), torch.float32, 4096
     stop_token_ids: frozenset[int] = frozenset()
+    notes: tuple[str, ...] = ()
+    forward_notes: tuple[str, ...] = ()
 
     def __init__(self, vocab: int, seed: int = 0, scale: float = 1.5) -> None:
         self.vocab_size = vocab
