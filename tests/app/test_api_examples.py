@@ -4,6 +4,7 @@ import asyncio
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
@@ -70,7 +71,9 @@ def test_mcp_clients_list_and_call_the_tools(embedded_server: str) -> None:
             refused = await client.call_tool("compare", {"prompt": "", "methods": ["autoregressive"]})
             assert refused.isError and "prompt is empty" in refused.content[0].text
 
-    asyncio.run(asyncio.wait_for(session(), 300))
+    # in a thread of its own: where a browser test ran before, Playwright's event loop runs in this one
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(asyncio.run, asyncio.wait_for(session(), 300)).result()
 
 
 def test_everything_else_is_private(server: Server) -> None:
