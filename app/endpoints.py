@@ -18,7 +18,6 @@ def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request]
     """Add /compare, /methods and /targets to the Blocks that is being built.
 
     Args:
-        operator: the limits that hold for every request.
         device: the queue that all work shares.
         compare_as: how a request becomes a Comparison (see app.zero.comparisons).
     """

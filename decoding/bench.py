@@ -4,7 +4,6 @@ Every speed-up is a ratio measured here. Its 95 % interval comes from resampling
 interval holds 1, the table says that there is no difference.
 """
 
-import json
 import random
 import resource
 import statistics
@@ -12,7 +11,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,13 @@ from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from decoding.chat import encode_prompt
-from decoding.engine import Generation, environment
+from decoding.costs import synchronize
+from decoding.engine import Generation
 from decoding.head import DraftHead
 from decoding.metrics import PHASES, Metrics, lossless, measure
 from decoding.prompts import Prompt
 from decoding.records import AUTOREGRESSIVE, Run, Settings
+from decoding.reports import heading
 from decoding.target import Target
 
 PEERS = {"transformers": {}, "transformers, prompt lookup": {"prompt_lookup_num_tokens": 10}}
@@ -122,12 +122,10 @@ def _peer(target: Target, model: PreTrainedModel, prompt: Prompt, settings: Sett
     common = {"attention_mask": torch.ones_like(ids), "eos_token_id": sorted(target.stop_token_ids) or None, **sampling}
     times = []
     for limit in (1, settings.max_new_tokens):
-        if ids.is_cuda:
-            torch.cuda.synchronize()
+        synchronize(ids.device)
         started = time.perf_counter()
         out = model.generate(ids, max_new_tokens=limit, pad_token_id=0, **common, **(extra if limit > 1 else {}))
-        if ids.is_cuda:
-            torch.cuda.synchronize()
+        synchronize(ids.device)
         times.append(1000 * (time.perf_counter() - started))
     return out.shape[1] - ids.shape[1] - 1, max(times[1] - times[0], 1e-6), None
 
@@ -167,12 +165,7 @@ def _results(
             entry["head"] = heads_by_name[name].info.model_dump()
         out[name] = entry
     return {
-        "schema": "draftscope.bench/1",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": "python -m decoding " + " ".join(sys.argv[1:]),
-        "target": target.name,
-        "environment": environment(target).model_dump(),
-        "settings": settings.model_dump(),
+        **heading("bench", "decoding", target, settings),
         "prompts": {source: sum(prompt.source == source for prompt in prompts) for source in _sources(prompts)},
         "repeats": repeats,
         "warmup": warmup,
@@ -285,11 +278,3 @@ def table(results: dict[str, Any]) -> str:
             lines.append(f"{name}: accepted at depth 1, 2, ...: {share}; given the depth before: {given}; tau by set: {sets}")
     lines.append("tau = tokens per step, bonus included. ~ = the interval holds 1: no difference was measured.")
     return "\n".join(lines)
-
-
-def save(results: dict[str, Any], path: Path) -> None:
-    """Write the result as JSON, aside and then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    aside.replace(path)

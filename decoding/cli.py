@@ -125,7 +125,8 @@ def _bench(arguments: argparse.Namespace) -> None:
         raise UsageError("--repeats and --limit are at least 1, --warmup at least 0")
     prompts = read_prompts(arguments.prompts, arguments.limit)
     target = prepare(arguments)
-    from decoding.bench import bench, save, table
+    from decoding.bench import bench, table
+    from decoding.reports import save
     from heads import load_head
 
     heads = [load_head(name, target, draft_vocab=arguments.draft_vocab) for name in arguments.head]

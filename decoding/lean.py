@@ -55,7 +55,7 @@ def packs() -> bool:
     try:
         packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
         return torch.equal(torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""), x)
-    except (RuntimeError, NotImplementedError, AttributeError):
+    except (RuntimeError, AttributeError):  # this CPU has no bfloat16 product, or this torch not these operations: nothing is packed
         return False
 
 

@@ -19,6 +19,7 @@ from decoding.engine import Generation, environment
 from decoding.head import DraftHead
 from decoding.prompts import Prompt
 from decoding.records import Settings, Step, TreeShape
+from decoding.reports import save
 from decoding.target import Target
 
 DEEPEST, WIDEST = 7, 8  # of the trees that are compared; all their candidates are verified once
@@ -165,11 +166,7 @@ def remember(target: Target, head: DraftHead, tuned: Tuned) -> None:
     """Keep a choice in the user's cache folder."""
     known = _known()
     known[_key(target, head)] = asdict(tuned)
-    path = _file()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_suffix(".part")
-    aside.write_text(json.dumps(known, indent=1), encoding="utf-8")
-    aside.replace(path)
+    save(known, _file())
 
 
 def recall(target: Target, head: DraftHead) -> Tuned | None:

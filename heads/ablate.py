@@ -4,15 +4,14 @@ import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import datetime, timezone
 from itertools import product
 from pathlib import Path
 from typing import Any
 
-from decoding.engine import environment
 from decoding.errors import UsageError
 from decoding.prompts import Prompt
 from decoding.records import Settings
+from decoding.reports import heading, save, where
 from decoding.target import Target
 from heads.evaluate import evaluate
 from heads.loading import load_head
@@ -80,18 +79,11 @@ def ablate(
             }
         )
     result = {
-        "schema": "draftscope.ablation/1",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": "python -m heads " + " ".join(sys.argv[1:]),
-        "target": target.name,
-        "environment": environment(target).model_dump(),
-        "settings": settings.model_dump(),
+        **heading("ablation", "heads", target, settings),
         "prompts": len(prompts),
         "rows": rows,
     }
-    aside = out / (RESULT + ".part")
-    aside.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    aside.replace(out / RESULT)
+    save(result, out / RESULT)
     return result
 
 
@@ -110,10 +102,9 @@ def _finished(folder: Path, recipe: Recipe) -> bool:
 
 def table(result: dict[str, Any]) -> str:
     """The result as text: every row, and beside its tau what the layers and what the adversary changed."""
-    env, rows = result["environment"], {(row["family"], row["layers"], row["adversary"]): row for row in result["rows"]}
+    rows = {(row["family"], row["layers"], row["adversary"]): row for row in result["rows"]}
     lines = [
-        f"{result['target']} on {env['machine']} ({env['dtype']}, {env['threads']} threads), {result['prompts']} prompts, "
-        f"temperature {result['settings']['temperature']}",
+        where(result),
         f"{'family':<8} {'K':>2} {'lambda':>6} {'tokens':>10} {'top-1 by step':<32} {'tau':>5} {'layers':>8} {'adversary':>9}",
     ]
     for (family, k, weight), row in rows.items():

@@ -93,7 +93,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments.prompts, arguments.limit)
     settings = settings_from(arguments)
     target = prepare(arguments)
-    from decoding.bench import save
+    from decoding.reports import save
     from heads import load_head
     from heads.evaluate import evaluate, table
 

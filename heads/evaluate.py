@@ -1,16 +1,16 @@
 """What heads are worth on prompts, side by side: acceptance, agreement and overlap by depth, and what drafting costs."""
 
 import sys
-from datetime import datetime, timezone
 from typing import Any
 
 from tqdm import tqdm
 
-from decoding.engine import Generation, environment
+from decoding.engine import Generation
 from decoding.head import DraftHead
 from decoding.metrics import measure
 from decoding.prompts import Prompt
 from decoding.records import Run, Settings, Step
+from decoding.reports import heading, where
 from decoding.target import Target
 
 
@@ -38,12 +38,7 @@ def evaluate(target: Target, heads: list[DraftHead], prompts: list[Prompt], sett
                 "per_set": {source: figures(own) for source, own in runs.items()},
             }
     return {
-        "schema": "draftscope.evaluation/1",
-        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
-        "command": "python -m heads " + " ".join(sys.argv[1:]),
-        "target": target.name,
-        "environment": environment(target).model_dump(),
-        "settings": settings.model_dump(),
+        **heading("evaluation", "heads", target, settings),
         "prompts": len(prompts),
         "heads": out,
     }
@@ -90,10 +85,8 @@ def _share(ranks: list[int], best: int) -> float | None:
 
 def table(results: dict[str, Any]) -> str:
     """The result as text."""
-    env = results["environment"]
     lines = [
-        f"{results['target']} on {env['machine']} ({env['dtype']}, {env['threads']} threads), {results['prompts']} prompts, "
-        f"temperature {results['settings']['temperature']}",
+        where(results),
         f"{'head':<16} {'tree':<9} {'tau':>5}  {'top-1':>5}  {'top-4':>5}  {'draft ms':>8}  given the depth before: 1, 2, ...",
     ]
     for name, entry in results["heads"].items():

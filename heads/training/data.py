@@ -12,7 +12,7 @@ from decoding.errors import DraftscopeError, UsageError
 from decoding.target import Target
 
 DIALOGUES = "dialogues.jsonl"
-PACKED = "dialogues-{:03d}.jsonl.xz"
+PACKED = "dialogues-*.jsonl.xz"
 PACKED_DIALOGUES = 20_000  # in one file: some 5 MB
 META = "meta.json"
 SCHEMA = "draftscope.text/1"
@@ -69,7 +69,7 @@ def read_dialogues(folder: Path, target: Target, repair: bool = False) -> Iterat
         repair: drop a last line that a kill cut short (the writer's own folder only).
     """
     _check_meta(folder, target)
-    for path in sorted(folder.glob(PACKED.replace("{:03d}", "*"))):
+    for path in sorted(folder.glob(PACKED)):
         try:
             with lzma.open(path, "rb") as file:
                 for number, line in enumerate(file, 1):
@@ -137,7 +137,7 @@ def pack(sources: Iterable[Path], out: Path, target: Target) -> dict:
         A summary of all that `out` holds then, with the duplicates that were dropped.
     """
     summary, seen, duplicates, lines = Summary(), set(), 0, []
-    parts = len(list(out.glob(PACKED.replace("{:03d}", "*"))))
+    parts = len(list(out.glob(PACKED)))
     if (out / DIALOGUES).exists():
         raise UsageError(f"{out} holds text that is not packed: give it as a source, and --out another folder")
     for dialogue in read_dialogues(out, target) if parts else ():
@@ -158,7 +158,7 @@ def pack(sources: Iterable[Path], out: Path, target: Target) -> dict:
         out.mkdir(parents=True, exist_ok=True)
         write_meta(out, target)
         for part, start in enumerate(range(0, len(lines), PACKED_DIALOGUES), parts):
-            path = out / PACKED.format(part)
+            path = out / PACKED.replace("*", f"{part:03d}")
             aside = path.with_suffix(".part")
             aside.write_bytes(lzma.compress("".join(lines[start : start + PACKED_DIALOGUES]).encode(), preset=9))
             aside.replace(path)
