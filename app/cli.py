@@ -1,18 +1,24 @@
 """Arguments of `python app.py`."""
 
 import argparse
-import os
 import sys
+from collections.abc import Sequence
 from typing import NoReturn
 
 from app.models import Models
 from app.offers import EMBEDDED
-from app.operator import Operator, from_environment, on_a_space
+from app.operator import Operator, from_environment
 from app.zero import ZERO_GPU
 from decoding.errors import DraftscopeError
+from decoding.space import on_a_space
 
 
 class _Parser(argparse.ArgumentParser):
+    """Reads environment variables first (`DRAFTSCOPE_MAX_NEW_TOKENS` is `--max-new-tokens`): a Space has no command line."""
+
+    def parse_args(self, args: Sequence[str] | None = None, namespace: argparse.Namespace | None = None) -> argparse.Namespace:
+        return super().parse_args([*from_environment(self), *(sys.argv[1:] if args is None else args)], namespace)
+
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}\n")
 
@@ -20,9 +26,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """The arguments, see `python app.py --help`."""
     out = _Parser(prog="app.py", description="Draftscope: watch draft heads guess and the target check them.")
-    own = os.environ.get("DRAFTSCOPE_TARGET") or EMBEDDED  # a Space has no command line
-    told = "'embedded', a folder, or a hub id (default: DRAFTSCOPE_TARGET, else embedded)"
-    out.add_argument("--target", default=own, metavar="ID", help=told)
+    out.add_argument("--target", default=EMBEDDED, metavar="ID", help="'embedded', a folder, or a hub id (default: embedded)")
     out.add_argument(
         "--head", action="append", default=[], metavar="ID", help="a head beside the shipped ones: a folder or a hub id; may be repeated"
     )
@@ -43,9 +47,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(given: list[str]) -> argparse.Namespace:
-    """Arguments, those of environment variables first (`DRAFTSCOPE_MAX_NEW_TOKENS` is `--max-new-tokens`)."""
-    arguments = parser()
-    return arguments.parse_args([*from_environment(arguments), *given])
+    """The parsed arguments."""
+    return parser().parse_args(given)
 
 
 def models_of(arguments: argparse.Namespace) -> Models:

@@ -1,6 +1,5 @@
 """What this server can run: targets and heads, offered without importing torch, loaded when they are first used."""
 
-import os
 import re
 import threading
 import traceback
@@ -13,6 +12,7 @@ from app.offers import EMBEDDED, Offer, TargetOffer, head_offers, machine_words,
 from decoding.errors import DraftscopeError, UsageError
 from decoding.memory import free_bytes, gigabytes
 from decoding.records import AUTOREGRESSIVE, Settings
+from decoding.space import on_zero_gpu
 
 if TYPE_CHECKING:
     from decoding.head import DraftHead
@@ -96,7 +96,7 @@ class Models:
 
     def memory_line(self) -> str:
         """What is loaded, and how much memory there is."""
-        if os.environ.get("SPACES_ZERO_GPU"):
+        if on_zero_gpu():
             return "A GPU is borrowed for every run (ZeroGPU); the target waits in the CPU's memory."
         if self._target is None:
             return f"Nothing is loaded yet. This machine has {machine_words(self.device)}."

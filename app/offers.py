@@ -1,7 +1,6 @@
 """What a person may choose: targets that fit this machine, and for each the heads that were made for it. No torch here."""
 
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from functools import cache
@@ -13,6 +12,7 @@ from app.methods import METHODS, lane_label, method
 from decoding.known import KnownTarget, catalogue
 from decoding.memory import HELD, cpu_bytes, gigabytes, gpu_bytes
 from decoding.records import AUTOREGRESSIVE
+from decoding.space import on_a_space
 
 EMBEDDED = "embedded"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
@@ -82,13 +82,12 @@ def target_offers(own: str, device: str = "auto", dtype: str = "auto") -> list[T
     """
     known = {entry.source: entry for entry in catalogue().targets}
     mine = catalogue().target(own)
-    space = os.environ.get("SPACE_ID")
     out = [_offer(mine, device, dtype, own) if mine else TargetOffer(own, own if own.count("/") == 1 else Path(own).name, None)]
     for entry in known.values():
         if entry is mine:
             continue
         offer = _offer(entry, device, dtype, entry.source)
-        if space:
+        if on_a_space():
             offer = TargetOffer(**{**vars(offer), "reason": "this Space serves one target; run Draftscope on your own machine for others"})
         out.append(offer)
     return out

@@ -13,11 +13,6 @@ from decoding.records import Settings
 PREFIX = "DRAFTSCOPE_"
 
 
-def on_a_space() -> bool:
-    """Whether this is a Hugging Face Space, open to strangers."""
-    return "SPACE_ID" in os.environ
-
-
 def positive(kind: type) -> Callable[[str], Any]:
     """An argument's type: a number above zero."""
 
@@ -93,7 +88,7 @@ def from_environment(parser: ArgumentParser) -> list[str]:
     for action in parser._actions:
         option = next((name for name in action.option_strings if name.startswith("--")), None)
         value = os.environ.get(PREFIX + action.dest.upper()) if option and action.dest != "help" else None
-        if value is None or (action.nargs == 0 and value.lower() in ("", "0", "false", "no")):
+        if not value or (action.nargs == 0 and value.lower() in ("0", "false", "no")):
             continue
         if action.nargs == 0:
             out.append(str(option))

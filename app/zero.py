@@ -23,8 +23,9 @@ from app.operator import Operator
 from app.view import LaneView, Tally, used_ids
 from decoding.metrics import Metrics
 from decoding.records import Run, Step
+from decoding.space import on_zero_gpu
 
-ZERO_GPU = os.environ.get("SPACES_ZERO_GPU", "").lower() in ("1", "t", "true")  # as `spaces` reads it
+ZERO_GPU = on_zero_gpu()
 # seconds: starting the process and moving the weights; warming a lane up; a token of plain decoding on such a GPU, generously
 BEGIN, WARM_UP, TOKEN = 8.0, 1.5, 0.04
 LONGEST = 110  # a visitor without an account has two minutes a day, and a call that declares more than what is left is refused

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from decoding.errors import DraftscopeError, UsageError, first_line
 from decoding.hub import Progress, silent
 from decoding.known import family_of
 from decoding.memory import free_bytes, gigabytes, weights_bytes
+from decoding.space import on_zero_gpu
 from decoding.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -99,7 +99,7 @@ def load_target(source: str, device: str = "auto", dtype: str = "auto", progress
         where = placement(config, weights_bytes(path, precision), picked, device == "auto" and precision in DTYPES, name)
         with _told(name, progress):
             # ZeroGPU stands in for a GPU on this thread alone, and transformers moves weights to devices on threads of its own
-            apart = where == "cuda" and "SPACES_ZERO_GPU" in os.environ
+            apart = where == "cuda" and on_zero_gpu()
             model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, device_map="cpu" if apart else where, **options)
             if apart:
                 model.to("cuda")

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import psutil
 
+from decoding.space import on_a_space
+
 WEIGHTS = ("*.safetensors", "*.bin")
 STORED = {"float32": 4.0, "float16": 2.0, "bfloat16": 2.0, "float8_e4m3fn": 1.0}  # bytes a weight
 # bitsandbytes: 4-bit weights carry a scale per 64; embedding and lm_head stay in half precision (counted as 15 % of the weights)
@@ -60,7 +62,7 @@ def _limits(used: bool = True) -> list[int]:
     """What a container leaves of the machine: its control group's limit, and what Spaces say in MEMORY (such as 16Gi)."""
     found = []
     told = re.fullmatch(r"(\d+)\s*Gi?", os.environ.get("MEMORY", ""))
-    if told and os.environ.get("SPACE_ID"):
+    if told and on_a_space():
         found.append((int(told[1]) << 30) - (psutil.Process().memory_info().rss if used else 0))
     try:
         limit = (_CGROUP / "memory.max").read_text().strip()
