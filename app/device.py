@@ -135,7 +135,9 @@ class Device:
         self.closed = False
         self._thread: threading.Thread | None = None
 
-    def __len__(self) -> int:
+    @property
+    def requests(self) -> int:
+        """How many run or wait. (No `__len__`: a device that has nothing to do would count as false, as none at all.)"""
         return len(self._waiting) + (self._running is not None)
 
     def submit(self, work: Work) -> Job:
@@ -158,8 +160,8 @@ class Device:
         """Raises UsageError where no more work is taken."""
         if self.closed:
             raise UsageError("the server is shutting down: try again in a minute")
-        if len(self) >= self.places:
-            raise UsageError(f"{len(self)} requests are waiting or running, no more are taken: try again in a minute")
+        if self.requests >= self.places:
+            raise UsageError(f"{self.requests} requests are waiting or running, no more are taken: try again in a minute")
 
     def ahead(self, job: Job) -> int:
         """How many others come before it, the running one included; 0 = it runs, or has ended."""

@@ -88,7 +88,7 @@ def launch_options(models: Models, device: Device, operator: Operator) -> dict[s
             "status": "ending" if device.closed else "ok",
             "target": models.source,
             "loaded": models.ready(models.source),
-            "requests": len(device),
+            "requests": device.requests,
             "places": device.places,
             "seconds": round(time.monotonic() - begun),
         }
@@ -114,7 +114,7 @@ def serve(demo: gr.Blocks, device: Device, **options: Any) -> None:
     event("begin", address=demo.local_url)
     while not ending.wait(3600):
         pass
-    event("end", requests=len(device))
+    event("end", requests=device.requests)
     device.close()
     time.sleep(LAST_WORD_SECONDS)
     demo.close(verbose=False)

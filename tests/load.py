@@ -127,10 +127,10 @@ def load(server: Server, clients: int, seconds: float, seed: int = 0) -> tuple[C
         until = time.monotonic() + seconds
         list(pool.map(visitors.visit, [until] * clients))
     deadline = time.monotonic() + 60
-    while len(server.device) and time.monotonic() < deadline:
+    while server.device.requests and time.monotonic() < deadline:
         time.sleep(0.2)
-    if len(server.device):
-        visitors.wrong.append(f"{len(server.device)} requests are still there a minute after the last visitor left")
+    if server.device.requests:
+        visitors.wrong.append(f"{server.device.requests} requests are still there a minute after the last visitor left")
     gc.collect()
     return visitors.counts, visitors.wrong, (psutil.Process().memory_info().rss - before) / 2**20
 

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from argparse import ArgumentParser
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -19,7 +19,7 @@ import pytest
 import torch
 from gradio_client import Client
 from gradio_client.exceptions import AppError
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from app.cli import parse
 from app.comparison import Comparison, Request
@@ -30,7 +30,7 @@ from app.operator import Operator, from_environment
 from decoding import Run, Settings
 from decoding.errors import DraftscopeError, UsageError
 from decoding.target import Target
-from tests.app.conftest import Server, serve
+from tests.app.conftest import DRAWN, PATIENCE, Server, serve
 from tests.load import load
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -52,7 +52,7 @@ def run(server: Server, work: Comparison) -> Comparison:
 def test_several_visitors_get_what_they_would_get_alone(server: Server) -> None:
     counts, wrong, _ = load(server, clients=4, seconds=6)
     assert not wrong, wrong
-    assert counts["run"] and len(server.device) == 0
+    assert counts["run"] and server.device.requests == 0
 
 
 class Held:
@@ -105,19 +105,54 @@ def test_work_that_breaks_does_not_take_the_device_along() -> None:
 
 
 # ---- cancel and loss -------------------------------------------------------------------------------------------------
-def test_a_dropped_connection_frees_the_device(server: Server, held_target: threading.Event) -> None:
-    body = {"data": [PROMPT, ["autoregressive"], server.models.source, 300, 0, 1, 0, 0, 0, 0, 0]}
-    event = httpx.post(server.url + "gradio_api/call/compare", json=body).json()["event_id"]
-    with httpx.Client() as client, client.stream("GET", f"{server.url}gradio_api/call/compare/{event}", timeout=30) as stream:
-        next(stream.iter_lines())
-    wait_until(lambda: len(server.device) == 0)
-
-
-def wait_until(true: object, seconds: float = 60) -> None:
+def wait_until(true: Callable[[], object], seconds: float = 60) -> None:
     deadline = time.monotonic() + seconds
-    while not true():  # type: ignore[operator]
+    while not true():
         assert time.monotonic() < deadline, "it did not come true"
         time.sleep(0.05)
+
+
+def cut_short(server: Server, held_target: threading.Event, go: Callable[[], object]) -> Run:
+    """What is kept of the run that has the device when its visitor goes, while the target computes a step."""
+    wait_until(lambda: server.device._running is not None and server.device._running.work.lanes[0].output_ids)
+    job = server.device._running
+    assert httpx.get(server.url + "health").json()["requests"] == 1
+    go()
+    wait_until(job.work.stopped.is_set)
+    made = len(job.work.lanes[0].output_ids)
+    held_target.set()
+    assert job.ended.wait(60) and server.device.requests == 0
+    assert len(job.work.runs) == 1, "a lane began after the visitor had gone"
+    assert made <= len(job.work.runs[0].output_ids) <= made + 1, "more than the step that was being computed"
+    assert not run(server, ask(server)).failed, "the next visitor is not served"
+    return job.work.runs[0]
+
+
+def test_a_dropped_connection_frees_the_device_within_a_step(server: Server, held_target: threading.Event) -> None:
+    body = {"data": [PROMPT, ["autoregressive"], server.models.source, 300, 0, 1, 0, 0, 0, 0, 0]}
+    event = httpx.post(server.url + "gradio_api/call/compare", json=body).json()["event_id"]
+    with httpx.Client() as client, client.stream("GET", f"{server.url}gradio_api/call/compare/{event}", timeout=60) as stream:
+        lines = stream.iter_lines()
+        next(lines)
+        kept = cut_short(server, held_target, lines.close)  # which closes the connection
+    assert kept.finish_reason == "cancelled"
+
+
+@pytest.mark.parametrize("how", ["close", "reload"])
+def test_a_tab_that_goes_frees_the_device_within_a_step(
+    browser: Browser, server: Server, held_target: threading.Event, caplog: pytest.LogCaptureFixture, how: str
+) -> None:
+    other = browser.new_page()  # not `opened`: Gradio's script complains of its cut stream while a reload takes the page down
+    other.set_default_timeout(PATIENCE)
+    other.goto(server.url)
+    other.wait_for_function(DRAWN)
+    other.click("#ds-run")
+    expect(other.locator(".ds-lane[data-state=running] .ds-chip").nth(3)).to_be_attached()
+    with caplog.at_level(logging.INFO, "draftscope"):
+        kept = cut_short(server, held_target, getattr(other, how))
+    other.close()
+    assert kept.finish_reason == "cancelled"
+    assert '"outcome": "cancelled"' in "".join(caplog.messages)
 
 
 def test_sigterm_keeps_the_partial_run_and_says_cancelled(tmp_path: Path) -> None:
@@ -136,6 +171,7 @@ def test_sigterm_keeps_the_partial_run_and_says_cancelled(tmp_path: Path) -> Non
             wait_until(lambda: any(item["lanes"][0]["tokens"] for item in job.outputs() if item["type"] == "lanes"))
             process.send_signal(signal.SIGTERM)
             assert process.wait(60) == 0
+            wait_until(job.done)
         finally:
             process.kill()
     lines = [json.loads(line) for line in told.read_text().splitlines() if line.startswith("{")]
@@ -144,6 +180,8 @@ def test_sigterm_keeps_the_partial_run_and_says_cancelled(tmp_path: Path) -> Non
     assert prompt not in told.read_text() and "Traceback" not in told.read_text()
     kept = Run.load(next((tmp_path / "kept").iterdir()))
     assert kept.finish_reason == "cancelled" and len(kept.output_ids) == line["tokens"]
+    last = job.outputs()[-1]  # the visitor gets what was made
+    assert last["type"] == "runs" and last["runs"][0]["output_ids"] == kept.output_ids
 
 
 def test_kill_while_saving_leaves_no_half_record(tmp_path: Path) -> None:
