@@ -24,6 +24,7 @@ RECIPE_OPTIONS = {
     "adversary_rate": (float, "learning rate of the discriminator"),
     "adversary_ramp": (float, "share of the training over which lambda grows from 0"),
     "fit_input": (bool, "start fc as the best linear guess (else random)"),
+    "scale_inputs": (bool, "train in coordinates where every input of a matrix has size 1"),
     "noise": (float, "uniform noise on input features (EAGLE)"),
     "optimizer": (str, "adamw or muon (for the matrices)"),
     "learning_rate": (float, "peak learning rate"),

@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
-
 from decoding.errors import UsageError
 from heads.training.losses import LossWeights
 
@@ -33,8 +31,9 @@ class Recipe:
     adversary_rate: float = 3e-4  # learning rate of the discriminator
     adversary_ramp: float = 0.2  # share of the steps over which lambda grows from 0
     fit_input: bool = True  # a FeatureHead starts as the best linear guess of the next feature
+    scale_inputs: bool = True  # matrices are trained in coordinates where every input has size 1
     noise: float = 0.1  # uniform, on the input features (EAGLE)
-    optimizer: str = "adamw"  # "muon": for the matrices (Jordan 2024), AdamW for the rest
+    optimizer: str = "muon"  # for the matrices (Jordan 2024), AdamW for the rest; "adamw": for all, as in the papers
     learning_rate: float = 1e-3
     schedule: str = "cosine"
     warm_up: float = 0.04  # share of the steps
@@ -111,8 +110,6 @@ def recipe_for(method: str, **changes: Any) -> Recipe:
     for name, possible in (("schedule", ("cosine", "linear")), ("optimizer", ("adamw", "muon"))):
         if getattr(recipe, name) not in possible:
             raise UsageError(f"unknown {name} {getattr(recipe, name)!r}: possible are {' and '.join(possible)}")
-    if recipe.optimizer == "muon" and not hasattr(torch.optim, "Muon"):
-        raise UsageError("--optimizer muon needs torch 2.9 or newer")
     if recipe.family == "feature" and recipe.own_lm_head:
         raise UsageError(f"--own-lm-head is for Medusa heads: {method} uses the target's lm_head")
     if recipe.family == "medusa" and recipe.align_steps > 1:

@@ -20,6 +20,7 @@ from heads.feature import FeatureHead, FeatureShape
 from heads.medusa import MedusaHead, load_medusa_head, save_medusa_head
 from heads.training.alignment import aligned_forwards
 from heads.training.batches import Batch, BatchLoader
+from heads.training.conditioning import plain_state
 from heads.training.recipe import Recipe
 from heads.training.static_tree import build_choices
 
@@ -60,7 +61,7 @@ class FeatureStudent:
         return torch.cat((batch.supervised(batch.embeddings), batch.supervised(batch.features)), dim=-1)
 
     def save(self, folder: Path, meta: HeadMeta, draft_vocab: torch.Tensor | None, ranks: torch.Tensor) -> None:
-        save_feature_head(folder, self.module, meta, draft_vocab)
+        save_feature_head(folder, _plain(self.module, FeatureHead(self.module.shape)), meta, draft_vocab)
 
     def start_from(self, folder: Path) -> torch.Tensor | None:
         """Take over a trained head's weights; returns its draft vocabulary."""
@@ -92,13 +93,21 @@ class MedusaStudent:
     def save(self, folder: Path, meta: HeadMeta, draft_vocab: torch.Tensor | None, ranks: torch.Tensor) -> None:
         choices, worth = build_choices(ranks)
         meta.results["static_tree"] = {"places": len(ranks), "expected_tau": {n: round(1 + sum(worth[:n]), 3) for n in (16, 32, 63)}}
-        save_medusa_head(folder, self.module, meta, choices, self.vocab_size, draft_vocab)
+        module = self.module
+        fresh = MedusaHead(module.hidden, module.positions, module.layers, module.own_vocab)
+        save_medusa_head(folder, _plain(module, fresh), meta, choices, self.vocab_size, draft_vocab)
 
     def start_from(self, folder: Path) -> torch.Tensor | None:
         """Take over a trained head's weights; returns its draft vocabulary."""
         module, _, draft_vocab, _ = load_medusa_head(folder)
         _take_over(self.module, module, folder)
         return draft_vocab
+
+
+def _plain(trained: nn.Module, fresh: nn.Module) -> nn.Module:
+    """The trained weights in a module of the checkpoint format."""
+    fresh.load_state_dict(plain_state(trained))
+    return fresh
 
 
 def _take_over(module: nn.Module, trained: nn.Module, folder: Path) -> None:

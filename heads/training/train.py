@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.nn.utils import parametrize
 from tqdm import tqdm
 
 from decoding.errors import DraftscopeError, UsageError
@@ -23,6 +24,7 @@ from decoding.target import Target
 from heads.checkpoint import HeadMeta
 from heads.training.adversary import Discriminator, adversarial_loss, discriminator_loss
 from heads.training.batches import BatchLoader
+from heads.training.conditioning import condition, input_sizes, start_norms
 from heads.training.features import FeatureStore, length_batches, prepare_features, read_text
 from heads.training.heldout import STEPS as EVAL_STEPS
 from heads.training.heldout import HeldOut, measure
@@ -37,6 +39,7 @@ CHECKPOINT = "checkpoint.pt"
 HELD_OUT = 0.02  # share of the dialogues
 GLANCES, GLANCE_TOKENS = 8, 4000  # looks at a part of the held-out text, evenly over the training
 LOG_EVERY = 20  # steps
+SIZE_BATCHES = 4  # whose embeddings and features tell the sizes of a head's inputs
 FIT_ROWS = 40  # supervised pairs per input of `fc` that its first weights are fitted to
 ADVERSARY_STATISTICS = ("adversarial", "discriminator", "real_recognised", "fake_recognised")
 
@@ -101,7 +104,7 @@ class Trainer:
         medusa = recipe.family == "medusa"
         self.student = MedusaStudent(target, recipe, self.loader.lm_head) if medusa else FeatureStudent(target, recipe)
         self.head = self.student.module.to(target.device, torch.float32)
-        self.optimizers = optimizers_for(self.head, recipe)
+        self.optimizers: list[torch.optim.Optimizer] = []  # once the first weights are there
         self.judge: Discriminator | None = None
         if recipe.adversary:
             self.judge = Discriminator(target.hidden_size, self.student.context, recipe.steps).to(target.device)
@@ -114,12 +117,13 @@ class Trainer:
 
     def begin(self) -> None:
         """First weights: another head's, or for a FeatureHead the best linear guess."""
-        recipe = self.recipe
+        recipe, feature_head = self.recipe, self.recipe.family == "feature"
+        sizes = input_sizes(self.loader, self._batches(0)[:SIZE_BATCHES])
         if recipe.start is not None:
             found = self.student.start_from(Path(recipe.start))
             if (found is None) != (self.draft_vocab is None) or (found is not None and not torch.equal(found, self.draft_vocab)):
                 raise UsageError(f"--start {recipe.start} has another draft vocabulary: use its training's text and --draft-vocab")
-        elif recipe.family == "feature" and recipe.fit_input:
+        elif feature_head and recipe.fit_input:
             wanted, batches = FIT_ROWS * self.head.fc.in_features, []
             for batch in self._batches(0):
                 if wanted <= 0:
@@ -127,9 +131,17 @@ class Trainer:
                 batches.append(batch)
                 wanted -= sum(self.store.supervised(i) for i in batch)
             fit_input(self.head, self.loader, batches)
+        if feature_head and recipe.scale_inputs and recipe.start is None:
+            start_norms(self.head, sizes[1])
+        self._make_optimizers(*sizes)
         self.workers.agree(self.head)
         if self.judge is not None:
             self.workers.agree(self.judge)
+
+    def _make_optimizers(self, embedding: torch.Tensor, feature: torch.Tensor) -> None:
+        if self.recipe.scale_inputs:
+            condition(self.head, embedding, feature)
+        self.optimizers = optimizers_for(self.head, self.recipe)
 
     def run(self, checkpoint_minutes: float, max_minutes: float | None = None, snapshots: int = 0) -> HeldOut:
         """Train to the end, or for `max_minutes` (a checkpoint is left, the head is written either way)."""
@@ -230,7 +242,7 @@ class Trainer:
             features = features + ((noise - 0.5) * 2 * recipe.noise).to(features.dtype)
         statistics = torch.zeros(recipe.steps, len(STATISTICS) + len(ADVERSARY_STATISTICS), device=device)
         total = torch.zeros((), device=device)
-        with self._autocast():
+        with self._autocast(), parametrize.cached():
             outputs = self.student.outputs(batch, features, recipe.steps)
         listening = recipe.adversary_weight(self.step, self.steps)
         for step, output in enumerate(outputs):
@@ -297,6 +309,8 @@ class Trainer:
         other += ["the text or the number of processes"] if data != self._data_mark() else []
         if other:
             raise UsageError(f"{path} is of another training ({', '.join(other)} differ): use another --out, or the same settings")
+        ones = torch.ones(self.target.hidden_size, device=self.target.device)
+        self._make_optimizers(ones, ones)  # the sizes are in the checkpoint
         self.head.load_state_dict(state["head"])
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(saved)

@@ -9,6 +9,7 @@ from torch.nn import functional
 
 from heads.training.adversary import Discriminator, adversarial_loss, discriminator_loss
 from heads.training.batches import BatchLoader
+from heads.training.conditioning import condition, input_sizes, plain_state
 from heads.training.features import FeatureStore
 from heads.training.heldout import measure
 from heads.training.log import Log
@@ -163,6 +164,25 @@ def test_first_weights_are_the_best_linear_guess(tiny_target, store) -> None:
     (out,) = student.outputs(batch, batch.features, 1)
     assert functional.mse_loss(batch.supervised(out)[:28], batch.wanted[:28]) < 1e-3  # 28 equations, 129 unknowns each
     torch.testing.assert_close(out, student.module.fc(torch.cat((batch.embeddings, batch.features), -1)))
+
+
+@pytest.mark.parametrize("method", ["koala-eagle", "koala-medusa"])
+def test_inputs_of_size_one_change_the_training_and_not_the_head(tiny_target, store, tmp_path, method) -> None:
+    recipe = recipe_for(method, fit_input=False)
+    loader = BatchLoader(tiny_target, store, None)
+    student = FeatureStudent(tiny_target, recipe) if recipe.family == "feature" else MedusaStudent(tiny_target, recipe, loader.lm_head)
+    head, batch = student.module, loader.load([0, 1])
+    before = {name: value.clone() for name, value in head.state_dict().items()}
+    outputs = student.outputs(batch, batch.features, recipe.steps)
+    embedding, feature = input_sizes(loader, [[0], [1]])
+    torch.testing.assert_close(feature, batch.supervised(batch.features)[:28].square().mean(0).sqrt())
+    condition(head, embedding, feature)
+    for ours, wanted in zip(student.outputs(batch, batch.features, recipe.steps), outputs, strict=True):
+        torch.testing.assert_close(ours, wanted)
+    trained = dict(head.named_parameters())
+    assert len(trained) == len(list(before)) and "weight" not in {name.rpartition(".")[2] for name in trained if "fc" in name}
+    for name, value in plain_state(head).items():
+        torch.testing.assert_close(value, before[name])
 
 
 def test_the_log_forgets_what_a_killed_run_did_after_its_checkpoint(tmp_path, monkeypatch, capsys) -> None:
