@@ -1,6 +1,8 @@
 """Key/value caches with a fixed size, spoken to through transformers' Cache interface."""
 
+import copy
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers.cache_utils import Cache, CacheLayerMixin
@@ -87,6 +89,23 @@ class RowCache:
         """
         self.store = torch.empty(layers, capacity, width, dtype=dtype, device=device)
         self.length = 0
+        self.fixed: dict[int, Any] = {}  # rows -> a forward of that shape over this store (decoding.static.FixedRows)
+
+    @property
+    def capacity(self) -> int:
+        return self.store.shape[1]
+
+    def lend(self) -> "RowCache":
+        """An empty cache over the same store."""
+        lent = copy.copy(self)
+        lent.length = 0
+        return lent
+
+    def forward_for(self, rows: int, tail: torch.Tensor | None) -> Any:
+        """The smallest recorded forward that takes so many rows; None where there is none (a prompt, or no graphs)."""
+        if not self.fixed or (tail is None and rows > 1):
+            return None
+        return self.fixed.get(min((size for size in self.fixed if size >= rows), default=0))
 
     def commit(self, start: int, rows: torch.Tensor | None, count: int) -> None:
         """See TreeCache.commit."""

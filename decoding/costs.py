@@ -46,7 +46,7 @@ def verification(target: Target, rows: Sequence[int], contexts: Sequence[int], r
     for context in contexts:
         if context + max(rows) > target.context_length:
             raise UsageError(f"context {context} and {max(rows)} rows are more than the {target.context_length} tokens of {target.name}")
-        cache = target.new_cache(context + max(rows))
+        cache = target.new_cache(context + max(rows), rows)
         fill(target, cache, context)
         for count in rows:
             works[context, count] = _verify(target, cache, context, count)

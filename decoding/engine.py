@@ -68,7 +68,8 @@ class Generation:
         self._elapsed = 0.0  # ms of work; stands still while the consumer holds a step
         capacity = len(self.prompt_ids) + self.limit
         self._session: DraftSession | None = head.start(capacity, self.settings.tree) if head else None
-        self._cache = target.new_cache(capacity + 1 + (self.settings.tree_nodes if head else 0))
+        rows = 1 + (self.settings.tree_nodes if head else 0)
+        self._cache = target.new_cache(capacity + rows, [rows])
         self._created = datetime.now(timezone.utc).isoformat(timespec="seconds")
 
     def __iter__(self) -> Iterator[Step]:

@@ -234,10 +234,13 @@ class LeanDecoder:
 
     def __call__(self, token_ids: torch.Tensor, positions: torch.Tensor, tail: torch.Tensor | None, cache: RowCache) -> torch.Tensor:
         """See Target.forward."""
-        end = cache.length + len(token_ids)
+        start, end = cache.length, cache.length + len(token_ids)
+        if fixed := cache.forward_for(len(token_ids), tail):
+            cache.length = end
+            return fixed(token_ids, positions, tail, start)
         x = functional.embedding(token_ids, self.embedding.weight)
         rotary = self.rotary.at(positions)
-        full, sliding = self._masks(positions, tail, cache.length, end, x.dtype)
+        full, sliding = self._masks(positions, tail, start, end, x.dtype)
         for layer, store in zip(self.layers, cache.store.unbind(0), strict=True):
             x = layer(x, rotary, store, end, sliding if layer.sliding else full)
         cache.length = end

@@ -1,7 +1,8 @@
 """The target: any causal language model that transformers loads, driven row by row with explicit masks and positions."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from decoding.cache import RowCache, TreeCache
 from decoding.lean import LeanDecoder, Product, lean_decoder, near, see_all
+from decoding.static import Shelf, graphs_for, target_rows
 
 # byte-level BPE writes each byte as one printable character
 _BYTES = {character: byte for byte, character in bytes_to_unicode().items()}
@@ -81,8 +83,19 @@ class Target:
 
     @property
     def forward_notes(self) -> tuple[str, ...]:
-        """What a run says where the fast loop can't be used."""
-        return () if self.lean else ("transformers' own forward (no lean loop for this architecture or placement)",)
+        """What a run says of the forward: where the fast loop can't be used, and whether a GPU replays graphs."""
+        loop = () if self.lean else ("transformers' own forward (no lean loop for this architecture or placement)",)
+        if self.device.type != "cuda":
+            return loop
+        return (*loop, "CUDA graphs" if self.shelf and not self.shelf.refused else "no CUDA graphs (they can't be recorded here)")
+
+    @cached_property
+    def shelf(self) -> Shelf | None:
+        """Stores with recorded forwards, where there can be any: not for layers that slide or are not run by the fast loop."""
+        lean = self.lean
+        if not graphs_for(self.device) or lean is None or any(layer.sliding for layer in lean.layers):
+            return None
+        return Shelf(lean.new_cache, partial(target_rows, lean))
 
     @cached_property
     def lm_product(self) -> nn.Module | Product:
@@ -93,7 +106,15 @@ class Target:
                 return Product(weight, self.lm_head.bias, (torch.bfloat16, torch.float32))
         return self.lm_head
 
-    def new_cache(self, capacity: int) -> TreeCache | RowCache:
+    def new_cache(self, capacity: int, rows: Sequence[int] = ()) -> TreeCache | RowCache:
+        """A request's cache.
+
+        Args:
+            capacity: rows that it holds, those of a tree and of its largest forward among them.
+            rows: of the forwards that are made again and again (a GPU records them).
+        """
+        if self.shelf:
+            return self.shelf.take(capacity, rows)
         return self.lean.new_cache(capacity) if self.lean else self._own_cache(capacity)
 
     def forward(

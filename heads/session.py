@@ -10,6 +10,7 @@ from decoding.errors import UsageError
 from decoding.head import DraftTree
 from decoding.lean import Layer, Product, Rotary, additive, fuse
 from decoding.records import HeadInfo, TreeShape
+from decoding.static import FixedRows, Shelf, graphs_for
 from decoding.target import Target
 from decoding.tree import TreePool
 from heads.checkpoint import HeadMeta, check_target, load_feature_head
@@ -73,6 +74,25 @@ class FeatureDraftHead:
     def rotary(self) -> Rotary:
         return Rotary(self.module.rotary)
 
+    @cached_property
+    def shelf(self) -> Shelf | None:
+        """Stores with recorded forwards, where there can be any."""
+        return Shelf(self.new_cache, self._fixed) if graphs_for(self.target.device) else None
+
+    def new_cache(self, capacity: int) -> RowCache:
+        """An empty cache of the head's own layers."""
+        target = self.target
+        with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this request
+            self.rotary.reserve(capacity, target.device)
+            return RowCache(len(self.layers), capacity, self.layers[0].kv_width, target.dtype, target.device)
+
+    def enter(self, token_ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
+        """What goes into the first layer: embedding first (EAGLE)."""
+        return self.fc(torch.cat((self.embed(token_ids), features), dim=-1))
+
+    def _fixed(self, store: torch.Tensor, rows: int) -> FixedRows:
+        return FixedRows(self.layers, self.rotary, store, rows, self.enter, lambda x: x, self.target.hidden_size)
+
     def start(self, capacity: int, shape: TreeShape) -> "FeatureSession":
         if shape.top_k > self.info.draft_vocab_size:
             raise UsageError(
@@ -102,12 +122,11 @@ class FeatureSession:
     def __init__(self, head: FeatureDraftHead, capacity: int, shape: TreeShape) -> None:
         self.head, self.shape = head, shape
         self.stable = 0  # committed positions, always computed from true target features
-        device, dtype = head.target.device, head.target.dtype
-        with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this request
-            width = head.layers[0].kv_width
-            head.rotary.reserve(capacity + shape.depth, device)
-        self.cache = RowCache(len(head.layers), capacity + shape.depth * shape.top_k, width, dtype, device)
-        self.root = torch.full((1,), -1, dtype=torch.long, device=device)
+        # an extension takes up to depth + 1 rows, a level top_k
+        room = capacity + max(shape.depth * shape.top_k, shape.depth + 1)
+        rows = (shape.depth + 1, shape.top_k)
+        self.cache = head.shelf.take(room, rows) if head.shelf else head.new_cache(room)
+        self.root = torch.full((1,), -1, dtype=torch.long, device=head.target.device)
 
     @torch.inference_mode()
     def propose(self, features: torch.Tensor, token_ids: torch.Tensor) -> DraftTree:
@@ -151,10 +170,13 @@ class FeatureSession:
     def _forward(self, features: torch.Tensor, token_ids: torch.Tensor, positions: torch.Tensor, tail: torch.Tensor | None) -> torch.Tensor:
         """[rows, hidden] features and the tokens behind them -> [rows, hidden] next features; see Target.forward for `tail`."""
         head, cache = self.head, self.cache
-        end = cache.length + len(token_ids)
+        start, end = cache.length, cache.length + len(token_ids)
+        if fixed := cache.forward_for(len(token_ids), tail):
+            cache.length = end
+            return fixed(token_ids, positions, tail, start, features).clone()  # kept until the record is made
         mask = None if tail is None else additive(tail, end, head.layers[0].groups, features.dtype)
         rotary = head.rotary.at(positions)
-        x = head.fc(torch.cat((head.embed(token_ids), features), dim=-1))  # embedding first (EAGLE)
+        x = head.enter(token_ids, features)
         for layer, store in zip(head.layers, cache.store.unbind(0), strict=True):
             x = layer(x, rotary, store, end, mask)
         cache.length = end

@@ -7,16 +7,17 @@ whole draft (59 nodes, depth 6, top-k 10), and the step that they make. It has n
 
 import argparse
 import json
+from itertools import product
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from decoding.costs import drafting, fill, interleaved
 from decoding.records import TreeShape
-from decoding.static import StaticForward
 from decoding.target import Target
 from tests.stubs import untrained_head
 
+ROWS = (1, 60)  # a step of plain decoding, a verification
 SHAPE = {
     "vocab_size": 32000, "hidden_size": 4096, "intermediate_size": 11008, "num_attention_heads": 32, "num_key_value_heads": 32,
     "max_position_embeddings": 4096,
@@ -50,40 +51,36 @@ def measure(target: Target, context: int, repeats: int) -> dict:
     lean = target.lean
     assert lean is not None
     read = bandwidth(device, repeats)
-    works, graphs = {}, True
-    for rows in (1, 60):
-        ids = torch.arange(rows, device=device)
-        positions, tail = ids + context, torch.ones(rows, rows, dtype=torch.bool, device=device).tril()
-        cache = target.new_cache(context + rows)
+    works, plain_head, head = {}, untrained_head(target), untrained_head(target)
+    plain_head.shelf = None
+    largest = context + max(ROWS)
+    caches = {"": lean.new_cache(largest), ", graph": target.new_cache(largest, ROWS)}
+    for (name, cache), rows in product(caches.items(), ROWS):
         fill(target, cache, context)
+        cache.length = context
+        ids = torch.arange(rows, device=device)
+        tail = torch.ones(rows, rows, dtype=torch.bool, device=device).tril() if rows > 1 else None
 
-        def dynamic(ids=ids, positions=positions, tail=tail if rows > 1 else None, cache=cache) -> None:
-            target.logits(target.forward(ids, positions, tail, cache))
+        def work(ids=ids, tail=tail, cache=cache) -> None:
+            target.logits(target.forward(ids, ids + context, tail, cache))
             cache.commit(context, None, 0)
 
-        static = StaticForward(lean, context + rows, rows, target.logits)
-        static.cache.length = context
-        graphs = static.capture() and graphs
-
-        def replayed(ids=ids, positions=positions, tail=tail, static=static) -> None:
-            static(ids, positions, tail)
-            static.cache.commit(context, None, 0)
-
-        works |= {f"{rows} rows": dynamic, f"{rows} rows, static": replayed}
+        works[f"{rows} rows{name}"] = work
     found = interleaved(works, repeats, device)
     tree = TreeShape(6, 10, 59)
-    found["draft"] = drafting(target, untrained_head(target), [tree], context, repeats)[tree]
+    for name, used in (("", plain_head), (", graph", head)):
+        found[f"draft{name}"] = drafting(target, used, [tree], context, repeats)[tree]
     floor = 1000 * weights / read
-    best = {rows: min(found[f"{rows} rows"], found[f"{rows} rows, static"]) for rows in (1, 60)}
+    best = {name: min(found[name], found[f"{name}, graph"]) for name in ("1 rows", "60 rows", "draft")}
     return {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
-        "graphs": graphs,
+        "graphs": bool(caches[", graph"].fixed),
         "bandwidth_gb_s": read / 1e9,
         "floor_ms": floor,
         **{f"{name}, ms": value for name, value in found.items()},
-        "plain step / floor (aim 1.3)": best[1] / floor,
-        "60 rows / plain step (aim 1.15)": best[60] / best[1],
-        "whole step / plain step (aim 1.6)": (best[60] + found["draft"]) / best[1],
+        "plain step / floor (aim 1.3)": best["1 rows"] / floor,
+        "60 rows / plain step (aim 1.15)": best["60 rows"] / best["1 rows"],
+        "whole step / plain step (aim 1.6)": (best["60 rows"] + best["draft"]) / best["1 rows"],
     }
 
 

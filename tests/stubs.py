@@ -1,5 +1,7 @@
 """Small targets and heads for tests: a table in place of a model, and untrained heads for real ones."""
 
+from collections.abc import Sequence
+
 import torch
 from transformers import LlamaConfig
 
@@ -44,7 +46,7 @@ class TableTarget:
     def token_text(self, token_id: int) -> str:
         return f"<{token_id}>"
 
-    def new_cache(self, capacity: int) -> TableCache:
+    def new_cache(self, capacity: int, rows: Sequence[int] = ()) -> TableCache:
         return TableCache()
 
     def forward(self, token_ids, positions, tail, cache) -> torch.Tensor:
