@@ -107,7 +107,7 @@ def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request]
                 "available": offer.reason is None,
                 "reason": offer.reason,
                 "note": offer.note,
-                "needs_bytes": offer.needs,
+                "needs_bytes": offer.needs.total if offer.needs else None,
                 "licence": offer.licence,
                 "gated": offer.gated,
                 "tested": offer.tested,

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from app.offers import EMBEDDED, Offer, TargetOffer, head_offers, machine_words, target_offers
+from app.offers import EMBEDDED, Offer, TargetOffer, head_offers, target_offers, this_machine
 from decoding.errors import DraftscopeError, UsageError
 from decoding.memory import free_bytes, gigabytes
 from decoding.records import AUTOREGRESSIVE, Settings
@@ -99,7 +99,7 @@ class Models:
         if on_zero_gpu():
             return "A GPU is borrowed for every run (ZeroGPU); the target waits in the CPU's memory."
         if self._target is None:
-            return f"Nothing is loaded yet. This machine has {machine_words(self.device)}."
+            return f"Nothing is loaded yet. This machine has {this_machine(self.device)}."
         place = self._target.device
         size, free = self._target.model.get_memory_footprint(), free_bytes(str(place))
         return f"Loaded: {self._target.name}, {gigabytes(size)} of weights on {place}, {gigabytes(free)} free there."

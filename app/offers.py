@@ -10,14 +10,13 @@ from huggingface_hub import constants
 
 from app.methods import METHODS, lane_label, method
 from decoding.known import KnownTarget, catalogue
-from decoding.memory import HELD, cpu_bytes, gigabytes, gpu_bytes
+from decoding.memory import HELD, QUANTIZED, Needs, cpu_bytes, gigabytes, gpu_bytes, machine_words, needs
 from decoding.records import AUTOREGRESSIVE
 from decoding.space import on_a_space
 
 EMBEDDED = "embedded"
 EMBEDDED_NAME = "SmolLM2-135M-Instruct"
 SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "heads"
-ROOM = 1_000_000_000  # bytes beside the weights: torch, keys and values, what a forward over a tree holds
 
 
 @dataclass(frozen=True)
@@ -40,7 +39,7 @@ class TargetOffer:
 
     source: str  # what load_target takes
     title: str
-    needs: int | None  # bytes of memory, in the precision that would be used; None: not known before it is loaded
+    needs: Needs | None  # memory, in the precision that would be used; None: not known before it is loaded
     reason: str | None = None  # why it can't be chosen here
     note: str = ""  # what to know before it is chosen
     licence: str | None = None
@@ -96,29 +95,36 @@ def target_offers(own: str, device: str = "auto", dtype: str = "auto") -> list[T
 def _offer(entry: KnownTarget, device: str, dtype: str, source: str) -> TargetOffer:
     gpus = gpu_bytes() if device != "cpu" else ()
     precision = dtype if dtype in HELD else "bfloat16" if gpus or _computes_in_half() else "float32"
-    needs = int(entry.parameters * HELD[precision]) + ROOM
+    wanted = needs(entry, precision)
     facts = {"licence": entry.licence, "gated": entry.gated, "tested": entry.tested}
     disk = 2 * entry.parameters
     there = Path(constants.HF_HUB_CACHE) / f"models--{entry.source.replace('/', '--')}"
     one, together = max(gpus, default=0) if gpus else cpu_bytes(), sum(gpus) + cpu_bytes()
     reason, note = None, ""
-    if needs > one and (needs > together or not gpus or device != "auto" or precision in ("8bit", "4bit")):
-        reason = f"needs {gigabytes(needs)} of memory, this machine has {_machine(gpus)}"
-    elif needs > one:
-        note = "several GPUs" if needs <= sum(gpus) else "partly in the CPU's memory: slow"
+    if wanted.total > one and (wanted.total > together or not gpus or device != "auto" or precision in QUANTIZED):
+        machine, options = machine_words(cpu_bytes(), gpus), _options(entry, precision, one, gpus)
+        reason = f"needs {gigabytes(wanted.total)} of memory, this machine has {machine}; would fit: {options}"
+    elif wanted.total > one:
+        note = "several GPUs" if wanted.total <= sum(gpus) else "partly in the CPU's memory: slow"
     if reason is None and entry.source != EMBEDDED and not there.is_dir() and disk > (free := _free_disk()):
         reason = f"is {gigabytes(disk)} to fetch, the disk has {gigabytes(free)} free"
-    return TargetOffer(source, entry.title, needs, reason, note, **facts)
+    return TargetOffer(source, entry.title, wanted, reason, note, **facts)
 
 
-def machine_words(device: str = "auto") -> str:
+def _options(entry: KnownTarget, precision: str, one: int, gpus: tuple[int, ...]) -> str:
+    """What would make a target fit, in words."""
+    smaller = [name for name in ("bfloat16", *(QUANTIZED if gpus else ())) if HELD[name] < HELD[precision]]
+    fitting = [f"--dtype {name} ({gigabytes(size)})" for name in smaller if (size := needs(entry, name).total) <= one]
+    if not gpus and not fitting:
+        fitting = [f"a GPU with --dtype 4bit ({gigabytes(needs(entry, '4bit').total)})"]
+    elif not fitting:
+        fitting = [f"more GPUs (the layers are spread over them), with --dtype 4bit {gigabytes(needs(entry, '4bit').total)}"]
+    return ", ".join(fitting)
+
+
+def this_machine(device: str = "auto") -> str:
     """The memory of this machine, in words."""
-    return _machine(gpu_bytes() if device != "cpu" else ())
-
-
-def _machine(gpus: tuple[int, ...]) -> str:
-    ram = f"{gigabytes(cpu_bytes())} of CPU memory"
-    return f"{' + '.join(gigabytes(size) for size in gpus)} on GPUs and {ram}" if gpus else ram
+    return machine_words(cpu_bytes(), gpu_bytes() if device != "cpu" else ())
 
 
 def _free_disk() -> int:

@@ -7,7 +7,7 @@ import gradio as gr
 from app.models import Models
 from app.offers import TargetOffer
 from decoding.known import KnownHead, catalogue
-from decoding.memory import gigabytes
+from decoding.memory import CONTEXT, gigabytes
 
 # the list is drawn anew whenever its value changes, so the listener sits on what stays
 LISTEN = """element.addEventListener("change", (event) => {
@@ -54,15 +54,17 @@ def catalogue_table(models: Models) -> str:
     """All known targets and heads as an HTML table, in a fold."""
     rows = []
     for offer in models.target_offers():
-        needs = gigabytes(offer.needs) if offer.needs else "known once it is loaded"
-        facts = [offer.title, needs, offer.licence or "see its page", "yes" if offer.gated else "no", "yes" if offer.tested else "no"]
+        memory = f"{gigabytes(offer.needs.total)}: {offer.needs}" if offer.needs else "known once it is loaded"
+        facts = [offer.title, memory, offer.licence or "see its page", "yes" if offer.gated else "no", "yes" if offer.tested else "no"]
         heads = "<br>".join(escape(_head_line(head)) for head in catalogue().heads_for(offer.source)) or "shipped ones, or your own"
         rows.append("<tr>" + "".join(f"<td>{escape(fact)}</td>" for fact in facts) + f"<td>{heads}</td></tr>")
     names = ("Target", "Memory", "Licence", "Gated", "Tested here", "Released heads")
     head = "".join(f'<th scope="col">{name}</th>' for name in names)
     return (
         "<details class='ds-small'><summary>Known targets and heads</summary>"
-        "<p>Tested here: these very weights ran here. For the others the layout was tested, on small models of the same kind.</p>"
+        f"<p>Memory is computed from the sizes of a target, for one request of up to {CONTEXT:,} tokens, a tree of 59 nodes and a "
+        "one-layer head. Tested here: these very weights ran here. For the others the layout was tested, on small "
+        "models of the same kind.</p>"
         f"<div class='ds-scroll' tabindex='0' role='region' aria-label='Known targets and heads'><table><thead><tr>{head}</tr></thead>"
         f"<tbody>{''.join(rows)}</tbody></table></div></details>"
     )

@@ -171,6 +171,21 @@ def _scale(arguments: argparse.Namespace) -> None:
             print(f"{name} ({head.info.layers} layers), ms of a draft at context {context} by depth/top_k/nodes: {told}")
 
 
+def _needs(arguments: argparse.Namespace) -> None:
+    from decoding.known import catalogue
+    from decoding.memory import HELD, QUANTIZED, cpu_bytes, described, gigabytes, gpu_bytes, machine_words, needs
+
+    targets = [described(source) for source in arguments.target] or list(catalogue().targets)
+    gpus, cpu = gpu_bytes(), cpu_bytes()
+    print(f"this machine has {machine_words(cpu, gpus)}; '*' = fits on one device of it")
+    for target in targets:
+        print(f"{target.title} ({target.parameters / 1e9:.2f} billion parameters)")
+        for precision in HELD:
+            found = needs(target, precision, arguments.context, arguments.nodes)
+            most = max((*gpus, 0 if precision in QUANTIZED else cpu))  # 8 and 4 bits need a GPU
+            print(f"{'*' if found.total <= most else ' '} {precision:<9} {gigabytes(found.total):>9}: {found}")
+
+
 def _add_draft_vocab(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--draft-vocab", type=int, help="let heads propose only the N most frequent tokens (default: as trained)")
 
@@ -217,6 +232,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     scale.add_argument("--rows", type=_count, nargs="+", default=[1, 8, 16, 32, 60], help="root included (default: 1 8 16 32 60)")
     _add_draft_vocab(scale)
     scale.set_defaults(function=_scale)
+
+    needs = commands.add_parser("needs", help="what targets need of memory, from their configs alone")
+    needs.add_argument("--target", nargs="+", default=[], help="folders, or targets of the catalogue (default: all of it)")
+    needs.add_argument("--context", type=_count, help="tokens of a request (default: the target's limit, at most 4096)")
+    needs.add_argument("--nodes", type=_count, default=59, help="of a draft tree (default: %(default)s)")
+    needs.set_defaults(function=_needs)
 
     arguments = parser.parse_args(argv)
     return run_command(lambda: arguments.function(arguments))

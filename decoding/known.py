@@ -29,6 +29,11 @@ class KnownTarget(_Entry):
     parameters: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
     vocab_size: int = Field(gt=0)
+    layers: int = Field(gt=0)
+    kv_heads: int = Field(gt=0)
+    head_dim: int = Field(gt=0)
+    intermediate_size: int = Field(gt=0)
+    context_length: int = Field(gt=0)
     licence: str | None  # None: not known here
     gated: bool
     tested: bool  # whether these very weights ran here

@@ -22,12 +22,11 @@ from decoding.embedded import NAME, embedded_path
 from decoding.errors import DraftscopeError, UsageError, first_line
 from decoding.hub import Progress, silent
 from decoding.known import family_of
-from decoding.memory import free_bytes, gigabytes, weights_bytes
+from decoding.memory import QUANTIZED, free_bytes, gigabytes, weights_bytes
 from decoding.space import on_zero_gpu
 from decoding.target import Target
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-QUANTIZED = ("8bit", "4bit")
 # what reading files that were cut, mixed up or made for something else ends in
 BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, MemoryError, EOFError, SafetensorError, UnpicklingError)
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")

@@ -1,6 +1,7 @@
 """The registry: which targets and heads are offered where, and changing targets."""
 
 import gc
+import json
 import shutil
 import weakref
 from pathlib import Path
@@ -12,6 +13,7 @@ from app.models import Models
 from app.offers import head_offers, target_offers
 from decoding import DraftscopeError, UsageError, generate, loading
 from decoding.known import catalogue
+from decoding.memory import described, needs
 from decoding.records import Settings
 from tests.app.tiny import GOLDEN
 
@@ -41,8 +43,9 @@ def test_what_does_not_fit_is_greyed_out_with_the_reason(machine) -> None:
     machine(16)
     assert found("embedded").reason is None
     assert found("lmsys/vicuna-7b-v1.3").reason is None
-    assert found("lmsys/vicuna-13b-v1.3").reason == "needs 27.0 GB of memory, this machine has 16.0 GB of CPU memory"
-    assert "needs 28.0 GB" in found("lmsys/vicuna-7b-v1.3", dtype="float32").reason
+    told = "needs 29.1 GB of memory, this machine has 16.0 GB of CPU memory; would fit: a GPU with --dtype 4bit (13.5 GB)"
+    assert found("lmsys/vicuna-13b-v1.3").reason == told
+    assert found("lmsys/vicuna-7b-v1.3", dtype="float32").reason.endswith("would fit: --dtype bfloat16 (15.6 GB)")
     machine(16, disk=5)
     assert found("lmsys/vicuna-7b-v1.3").reason == "is 13.5 GB to fetch, the disk has 5.0 GB free"
 
@@ -51,7 +54,7 @@ def test_several_gpus_and_the_cpus_memory_count(machine) -> None:
     machine(64, 24)
     assert found("meta-llama/Meta-Llama-3-8B-Instruct").note == ""
     assert found("lmsys/vicuna-13b-v1.3").note == "partly in the CPU's memory: slow"
-    assert found("lmsys/vicuna-13b-v1.3", device="cuda:0").reason.startswith("needs 27.0 GB")
+    assert found("lmsys/vicuna-13b-v1.3", device="cuda:0").reason.endswith("would fit: --dtype 8bit (18.0 GB), --dtype 4bit (13.5 GB)")
     assert found("lmsys/vicuna-13b-v1.3", device="cuda:0", dtype="4bit").reason is None
     assert "24.0 GB on GPUs and 64.0 GB of CPU memory" in found("meta-llama/Meta-Llama-3-70B-Instruct").reason
     machine(64, 80, 80)
@@ -74,6 +77,33 @@ def test_heads_belong_to_the_target_they_were_made_for(machine) -> None:
     assert [offer.source for offer in head_offers("/models/vicuna-7b-v1.3")] == vicuna, "a folder is known by its name"
     with pytest.raises(UsageError, match="unknown method 'hass'"):
         Models().check("lmsys/vicuna-7b-v1.3", ["autoregressive", "hass"])
+
+
+def test_memory_is_computed_from_a_targets_sizes(tmp_path: Path) -> None:
+    entry = catalogue().target("meta-llama/Llama-2-7b-chat-hf")
+    found = needs(entry, "bfloat16")
+    assert found.weights == 2 * 6738415616
+    assert found.cache == (4096 + 60) * 32 * 2 * 32 * 128 * 2, "keys and values of every layer, and room for a tree"
+    assert found.head == pytest.approx(2 * (2 * 4096**2 + 4 * 4096**2 + 3 * 4096 * 11008) + 4156 * 2 * 4096 * 2, rel=0.01)
+    assert needs(entry, "bfloat16", context=1000).cache < found.cache / 3 and needs(entry, "4bit").weights < found.weights / 2
+    for known in catalogue().targets:  # what the sizes give is what the weights have
+        config = {
+            "hidden_size": known.hidden_size,
+            "num_hidden_layers": known.layers,
+            "vocab_size": known.vocab_size,
+            "intermediate_size": known.intermediate_size,
+            "max_position_embeddings": known.context_length,
+            "num_attention_heads": known.hidden_size // known.head_dim,
+            "num_key_value_heads": known.kv_heads,
+            "head_dim": known.head_dim,
+            "tie_word_embeddings": known.source == "embedded",
+        }
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert described(str(tmp_path)).parameters == pytest.approx(known.parameters, rel=1e-4), known.source
+    (tmp_path / "config.json").write_text('{"hidden_size": "x"}')
+    for source, message in ((str(tmp_path), "does not tell the sizes"), ("nobody/nothing", "not in the catalogue")):
+        with pytest.raises(UsageError, match=message):
+            described(source)
 
 
 def test_every_entry_of_the_catalogue_stands_on_its_target() -> None:
