@@ -164,10 +164,11 @@ class _Handlers:
         return {self.parts.methods: methods, self.parts.memory: self.models.memory_line()}
 
     @safely
-    def stop(self, token: str) -> dict:
+    def stop(self, token: str, request: gr.Request) -> dict:
         """Stop the request: within a step where it runs, at once where it still waits."""
         parts = self.parts
         if not self.requests.stop(token):
+            self.requests.leave(request.session_hash)  # Gradio may have forgotten the token (see SESSIONS)
             return {parts.token: token}
         message = refusal("Stopped before it began.", failed=False, ended=True)
         return {parts.lanes: message, parts.run: gr.Button(interactive=True), parts.stop: gr.Button(interactive=False)}
@@ -194,12 +195,14 @@ class _Handlers:
             message["link"], message["note"] = address, message["note"] or place_line(job)
             return {parts.lanes: pack(message), **({} if message["running"] else idle)}
 
+        stays = False
         try:
             async with aclosing(job.updates(shown, {parts.token: token})) as updates:
                 async for update in updates:
                     yield update
+            stays = True
         finally:
-            self.requests.close(token)
+            self.requests.close(token, drawn=stays)
 
     @safely
     def draw_finished(self, token: str, dark: bool, narrow: bool) -> dict:

@@ -68,13 +68,18 @@ class Requests:
         for job in jobs:
             job.stop()
 
-    def close(self, token: str) -> None:
-        """The visitor's page has stopped following: keep the runs until they are drawn."""
+    def close(self, token: str, drawn: bool) -> None:
+        """The visitor's page has stopped following.
+
+        Args:
+            drawn: it will ask for the runs: keep them until then. A page that is gone won't.
+        """
         with self._lock:
             self._visitors.pop(token, None)
             if (job := self._jobs.pop(token, None)) is None:
                 return
-            self._finished[token] = job.work.runs
+            if drawn:
+                self._finished[token] = job.work.runs
             while len(self._finished) > MAX_FINISHED:
                 self._finished.popitem(last=False)
 

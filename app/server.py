@@ -27,6 +27,7 @@ PAGE_POLICY = (
     "img-src 'self' data: blob:; font-src 'self' data:; connect-src 'self'; worker-src 'self' blob:; object-src 'none'; "
     "base-uri 'self'; form-action 'self'; frame-ancestors 'self' https://huggingface.co https://*.hf.space"
 )
+SESSIONS = 256  # visits that Gradio remembers, the newest; each takes about 0.2 MB, and of API calls none is ever told to have ended
 QUEUED = 256  # events of all visitors that Gradio's own queue takes
 LAST_WORD_SECONDS = 0.5  # for the last updates to reach the pages that follow a run
 FILE_POLICY = "default-src 'none'; sandbox"  # what visitors upload is data, also where it calls itself a page
@@ -98,6 +99,7 @@ def launch_options(models: Models, device: Device, operator: Operator) -> dict[s
         "theme": theme(),
         "footer_links": ["api", "gradio", "settings"],
         "ssr_mode": False,  # the page is drawn by its own script; a second server would answer without the headers
+        "state_session_capacity": SESSIONS,
         "max_file_size": operator.max_upload_mb << 20,
         "app_kwargs": {"middleware": [Middleware(Guard)], "routes": [Route("/health", health)]},
     }

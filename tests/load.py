@@ -1,19 +1,23 @@
 """Many visitors at once, on loopback and bounded: `python -m tests.load --clients 20 --seconds 180`
 
-Starts the page on a tiny target with words. Each client, in turn and at random: runs a comparison by the API and takes it to its end,
-leaves it in the middle, cancels it, opens the document, asks for files it may not have, asks for something wrong. Every completed
-run must be token for token what the same request gives alone; every error must be a clear message; at the end nothing is queued, and
-the memory of the server is back to within 100 MB of what it was after its first runs.
+Starts `python app.py` on a tiny target with words, in a process of its own. Each client, in turn and at random: runs a comparison by the
+API and takes it to its end, leaves it in the middle, cancels it, opens the document, asks for files it may not have, asks for something
+wrong. Every completed run must be token for token what the same request gives alone; every error must be a clear message; at the end
+nothing is queued, and the memory of the server is back to within 100 MB of what it was after its first runs.
 """
 
 import argparse
-import gc
+import os
 import random
+import socket
+import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +26,45 @@ import psutil
 from gradio_client import Client
 from gradio_client.exceptions import AppError
 
-from app.comparison import Comparison, Request
-from decoding import Settings
-from tests.app.conftest import Server, record_tiny, serve, tiny_models
+from tests.app.conftest import tiny_models
 
+ROOT = Path(__file__).resolve().parent.parent
 PROMPTS = (" the man said that he", " you are the first", " she will", " new world because", " it was a great day")
 PATIENCE = 120  # seconds that a client waits for the end of its run
+IDLE = 10  # seconds that the server is left alone before its memory is read
 TRACES = ("Traceback", 'File "', "Error:")
-
-
-def alone(server: Server, prompt: str, methods: tuple[str, ...], settings: Settings) -> list[list[int]]:
-    """Output of each lane when nobody else is there."""
-    job = server.device.submit(Comparison(server.models, Request(prompt, methods, server.models.source, settings, "alone")))
-    job.ended.wait()
-    return [run.output_ids for run in job.work.runs]
 
 
 class Visitors:
     """Clients and what they met."""
 
-    def __init__(self, server: Server, seed: int) -> None:
-        self.server, self.rng = server, random.Random(seed)
+    def __init__(self, url: str, seed: int = 0) -> None:
+        self.url, self.rng = url, random.Random(seed)
         self.counts: Counter = Counter()
         self.wrong: list[str] = []
-        heads = server.models.extra_heads
+        lone = Client(url, verbose=False)
+        plain, *heads = [entry["name"] for entry in lone.predict(api_name="/methods")]
         self.asked = [
-            (prompt, ("autoregressive", heads[number % 2]), {"max_new_tokens": 24 + 8 * number, **sampling})
+            {"prompt": prompt, "methods": [plain, heads[number % 2]], "max_new_tokens": 24 + 8 * number, **sampling}
             for number, prompt in enumerate(PROMPTS)
             for sampling in ({}, {"temperature": 0.8, "seed": number})
         ]
-        self.expected = [alone(server, prompt, methods, Settings(**values)) for prompt, methods, values in self.asked]
+        self.expected = [_outputs(lone.submit(**asked, api_name="/compare")) for asked in self.asked]
 
-    def visit(self, until: float) -> None:
-        """One client, until its time is over."""
-        client = Client(self.server.url, verbose=False)
+    def together(self, clients: int, seconds: float) -> None:
+        """So many clients for so long; afterwards the server must have nothing left to do."""
+        until = time.monotonic() + seconds
+        with ThreadPoolExecutor(clients) as pool:
+            list(pool.map(self._visit, [until] * clients))
+        deadline = time.monotonic() + 60
+        while left := self._health()["requests"]:
+            if time.monotonic() > deadline:
+                self.wrong.append(f"{left} requests are still there a minute after the last visitor left")
+                return
+            time.sleep(0.2)
+
+    def _visit(self, until: float) -> None:
+        client = Client(self.url, verbose=False)
         while time.monotonic() < until:
             act = self.rng.choices((self.run, self.leave, self.cancel, self.look, self.err), (6, 2, 2, 2, 2))[0]
             try:
@@ -64,44 +73,39 @@ class Visitors:
             except Exception as error:
                 self.wrong.append(f"{act.__name__}: {type(error).__name__}: {error}"[:300])
 
-    def _submit(self, client: Client) -> tuple[int, Any]:
-        number = self.rng.randrange(len(self.asked))
-        prompt, methods, values = self.asked[number]
-        return number, client.submit(prompt=prompt, methods=list(methods), **values, api_name="/compare")
+    def _health(self) -> dict[str, Any]:
+        return httpx.get(self.url + "health", timeout=60).json()
 
     def run(self, client: Client) -> None:
-        number, job = self._submit(client)
+        number = self.rng.randrange(len(self.asked))
         try:
-            job.result(timeout=PATIENCE)
-            last = job.outputs()[-1]
+            outputs = _outputs(client.submit(**self.asked[number], api_name="/compare"))
         except AppError as error:
             self._clear(str(error), "no more are taken")
             self.counts["told that the queue is full"] += 1
             return
-        assert last["type"] == "runs", f"the last item is {str(last)[:80]}"
-        assert [run["output_ids"] for run in last["runs"]] == self.expected[number], "another output than alone"
+        assert outputs == self.expected[number], "another output than alone"
 
     def leave(self, client: Client) -> None:
         """A second client of the same kind that goes without a word."""
-        gone = httpx.Client(base_url=self.server.url, timeout=30)
-        prompt, methods, values = self.asked[0]
-        body = {"data": [prompt, list(methods), self.server.models.source, values["max_new_tokens"], 0, 1, 0, 0, 0, 0, 0]}
-        event = gone.post("gradio_api/call/compare", json=body).json()["event_id"]
-        with gone.stream("GET", f"gradio_api/call/compare/{event}") as stream:
-            next(stream.iter_lines(), None)
-        gone.close()
+        with httpx.Client(base_url=self.url, timeout=60) as gone:
+            event = gone.post("gradio_api/call/v2/compare", json=self.asked[0]).json()["event_id"]
+            with gone.stream("GET", f"gradio_api/call/compare/{event}") as stream:
+                lines = stream.iter_lines()
+                for _ in range(self.rng.randrange(1, 12)):
+                    next(lines, None)
 
     def cancel(self, client: Client) -> None:
-        _, job = self._submit(Client(self.server.url, verbose=False))  # a visit of its own: it is not used again
+        job = Client(self.url, verbose=False).submit(**self.rng.choice(self.asked), api_name="/compare")  # a visit of its own
         time.sleep(self.rng.random() * 0.5)
         job.cancel()
 
     def look(self, client: Client) -> None:
-        page = httpx.get(self.server.url, timeout=60)
+        page = httpx.get(self.url, timeout=60)
         assert page.status_code == 200 and "Draftscope" in page.text
         for path in ("gradio_api/file=app.py", "gradio_api/file=/etc/passwd", "gradio_api/file=../requirements.txt"):
-            assert httpx.get(self.server.url + path, timeout=60).status_code in (403, 404), path
-        assert httpx.get(self.server.url + "health", timeout=60).json()["status"] == "ok"
+            assert httpx.get(self.url + path, timeout=60).status_code in (403, 404), path
+        assert self._health()["status"] == "ok"
 
     def err(self, client: Client) -> None:
         bad = self.rng.choice(({"prompt": ""}, {"methods": ["none"]}, {"temperature": -1}, {"max_new_tokens": 10**6}, {"target": "x/y"}))
@@ -116,23 +120,39 @@ class Visitors:
         assert words in message and len(message) < 600 and not any(trace in message for trace in TRACES), message[:200]
 
 
-def load(server: Server, clients: int, seconds: float, seed: int = 0) -> tuple[Counter, list[str], float]:
-    """Counts, what went wrong, megabytes grown."""
-    visitors = Visitors(server, seed)
-    visitors.visit(time.monotonic() + min(10.0, seconds / 4))  # memory is compared with a server that has served
-    gc.collect()
-    before = psutil.Process().memory_info().rss
+def _outputs(job: Any) -> list[list[int]]:
+    """Output of each lane of a run that was taken to its end."""
+    job.result(timeout=PATIENCE)
+    last = job.outputs()[-1]
+    assert last["type"] == "runs", f"the last item is {str(last)[:80]}"
+    return [run["output_ids"] for run in last["runs"]]
 
-    with ThreadPoolExecutor(clients) as pool:
-        until = time.monotonic() + seconds
-        list(pool.map(visitors.visit, [until] * clients))
-    deadline = time.monotonic() + 60
-    while server.device.requests and time.monotonic() < deadline:
-        time.sleep(0.2)
-    if server.device.requests:
-        visitors.wrong.append(f"{server.device.requests} requests are still there a minute after the last visitor left")
-    gc.collect()
-    return visitors.counts, visitors.wrong, (psutil.Process().memory_info().rss - before) / 2**20
+
+@contextmanager
+def app(folder: Path, *arguments: str) -> Iterator[tuple[str, subprocess.Popen]]:
+    """`python app.py` on the tiny target, on loopback: its address and its process. Its log is `folder`/log."""
+    models = tiny_models(folder)
+    heads = [part for source in models.extra_heads for part in ("--head", source)]
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [sys.executable, "app.py", "--target", models.source, *heads, "--device", "cpu", "--dtype", "float32", "--port", str(port)]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen([*command, *arguments], cwd=ROOT, stdout=log, stderr=log, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    url = f"http://127.0.0.1:{port}/"
+    try:
+        deadline = time.monotonic() + 180
+        while True:
+            assert process.poll() is None and time.monotonic() < deadline, (folder / "log").read_text()
+            try:
+                httpx.get(url + "health", timeout=10)
+                break
+            except httpx.TransportError:
+                time.sleep(0.2)
+        yield url, process
+    finally:
+        process.terminate()
+        process.wait(60)
 
 
 def main() -> int:
@@ -140,13 +160,22 @@ def main() -> int:
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--seconds", type=float, default=180)
     options = parser.parse_args()
-    folder = Path(tempfile.mkdtemp(prefix="draftscope-load-"))
-    models = tiny_models(folder)
-    for server in serve(models, record_tiny(models, folder / "runs")):
-        counts, wrong, grown = load(server, options.clients, options.seconds)
-    print(f"{options.clients} clients, {options.seconds:g} s: {dict(counts)}; memory {grown:+.0f} MB; {len(wrong)} things wrong")
-    print("\n".join(f"{times} x {what}" for what, times in Counter(wrong).most_common(20)))
-    return int(bool(wrong) or grown > 100)
+    with app(Path(tempfile.mkdtemp(prefix="draftscope-load-"))) as (url, process):
+        visitors = Visitors(url)
+        visitors.together(1, min(10.0, options.seconds / 4))
+        before = _memory(process)
+        visitors.together(options.clients, options.seconds)
+        grown = _memory(process) - before
+    print(f"{options.clients} clients, {options.seconds:g} s: {dict(visitors.counts)}; {len(visitors.wrong)} things wrong")
+    print(f"memory of the server: {before:.0f} MB after its first runs, {grown:+.0f} MB at the end")
+    print("\n".join(f"{times} x {what}" for what, times in Counter(visitors.wrong).most_common(20)))
+    return int(bool(visitors.wrong) or grown > 100)
+
+
+def _memory(process: subprocess.Popen) -> float:
+    """Resident megabytes of a server that has nothing to do."""
+    time.sleep(IDLE)
+    return psutil.Process(process.pid).memory_info().rss / 2**20
 
 
 if __name__ == "__main__":

@@ -27,11 +27,12 @@ from app.device import Device
 from app.log import scrub
 from app.models import Models
 from app.operator import Operator, from_environment
+from app.requests import Requests
 from decoding import Run, Settings
 from decoding.errors import DraftscopeError, UsageError
 from decoding.target import Target
-from tests.app.conftest import DRAWN, PATIENCE, Server, serve
-from tests.load import load
+from tests.app.conftest import DRAWN, PATIENCE, Server, opened, serve
+from tests.load import Visitors
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PROMPT = " the man said that he"
@@ -50,9 +51,10 @@ def run(server: Server, work: Comparison) -> Comparison:
 
 # ---- many visitors ---------------------------------------------------------------------------------------------------
 def test_several_visitors_get_what_they_would_get_alone(server: Server) -> None:
-    counts, wrong, _ = load(server, clients=4, seconds=6)
-    assert not wrong, wrong
-    assert counts["run"] and server.device.requests == 0
+    visitors = Visitors(server.url)
+    visitors.together(clients=4, seconds=6)
+    assert not visitors.wrong, visitors.wrong
+    assert visitors.counts["run"] and server.device.requests == 0
 
 
 class Held:
@@ -153,6 +155,30 @@ def test_a_tab_that_goes_frees_the_device_within_a_step(
     other.close()
     assert kept.finish_reason == "cancelled"
     assert '"outcome": "cancelled"' in "".join(caplog.messages)
+
+
+def test_stop_works_where_gradio_has_forgotten_the_visit(
+    browser: Browser, server: Server, held_target: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.server.SESSIONS", 1)
+    for small in serve(server.models, server.runs):
+        for page in opened(browser, small.url):
+            page.click("#ds-run")
+            expect(page.locator(".ds-lane[data-state=running] .ds-chip").nth(3)).to_be_attached()
+            with pytest.raises(AppError, match="unknown method"):
+                Client(small.url, verbose=False).predict(prompt=PROMPT, methods=["x"], api_name="/compare")  # another visit
+            cut_short(small, held_target, lambda page=page: page.click("#ds-stop"))
+            expect(page.locator(".ds-lane[data-state=stopped]")).to_have_count(3)
+
+
+def test_the_runs_of_a_page_that_is_gone_are_not_kept_for_it(server: Server) -> None:
+    requests = Requests(server.device)
+    for drawn in (True, False):
+        requests.open(ask(server))
+        job = requests.start("test")
+        assert job and job.ended.wait(60)
+        requests.close("test", drawn)
+        assert len(requests.take("test")) == drawn
 
 
 def test_sigterm_keeps_the_partial_run_and_says_cancelled(tmp_path: Path) -> None:
