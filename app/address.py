@@ -23,6 +23,14 @@ class Address:
     methods: list[str] = field(default_factory=list)
     settings: dict[str, float] = field(default_factory=dict)
 
+    def checked(self) -> Settings:
+        """The settings as a run takes them; 0 leaves a tree field to the head.
+
+        Raises:
+            UsageError: one is out of range.
+        """
+        return Settings(**{name: value for name, value in self.settings.items() if value or not name.startswith("tree_")})
+
 
 def read_address(query: Mapping[str, str]) -> Address:
     """Read an address.
@@ -37,7 +45,7 @@ def read_address(query: Mapping[str, str]) -> Address:
         out.prompt = query["prompt"][:MAX_PROMPT]
     out.methods = [name for name in query.get("methods", "").split(",") if name]
     out.settings = {name: _number(name, query[name], name in WHOLE) for name in SETTINGS if query.get(name)}
-    Settings(**{name: value for name, value in out.settings.items() if value or not name.startswith("tree_")})
+    out.checked()
     return out
 
 

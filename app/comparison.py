@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -26,6 +26,7 @@ from app.view import (
     used_ids,
     where_line,
 )
+from decoding.errors import UsageError
 from decoding.metrics import Metrics, measure
 from decoding.records import AUTOREGRESSIVE, Run, Settings, Step
 
@@ -40,13 +41,26 @@ REPEATED_UPDATES = 3  # a slice reaches this many updates back: an update that t
 
 @dataclass(frozen=True)
 class Request:
-    """What a person asked for."""
+    """What a person asked for.
 
-    prompt: str | list[int]
-    methods: tuple[str, ...]
+    Raises:
+        UsageError: a value of another kind (the API checks none), or no prompt.
+    """
+
+    prompt: str
+    methods: Sequence[str]
     target: str
     settings: Settings
     session: str
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.methods, (list, tuple)):
+            raise UsageError(f"methods is {self.methods!r:.60}: a list of names was expected")
+        for name, value in (("prompt", self.prompt), ("target", self.target), *(("a method", one) for one in self.methods)):
+            if not isinstance(value, str):
+                raise UsageError(f"{name} is {value!r:.60}: text was expected")
+        if not self.prompt.strip():
+            raise UsageError("the prompt is empty: type something for the target to answer, or pick an example")
 
     def ordered(self) -> tuple[str, ...]:
         """Plain decoding first, so that every speed-up is measured when its lane runs."""
@@ -81,8 +95,8 @@ class Comparison:
             UsageError: what the server does not offer, or its operator does not allow.
         """
         self.models, self.request, self.operator = models, request, operator or Operator()
-        models.check(request.target, list(request.methods))
-        self.operator.check(str(request.prompt), request.methods, request.settings)
+        self.operator.check(request.prompt, request.methods, request.settings)
+        models.check(request.target, request.methods)
         self.stopped = threading.Event()
         labels = {offer.source: offer for offer in models.offers(request.target)}
         self.lanes = []
@@ -136,7 +150,7 @@ class Comparison:
         for lane in self.lanes:
             head = yield from self._loaded(lambda tell, name=lane.source: self.models.head(name, target, tell))
             settings = request.settings.resolved(head.tree if head else None)
-            self.operator.check("", (), settings)
+            self.operator.check_settings(settings)
             if head is not None:
                 lane.view.update(empty_lane(lane.key, head.info.method, head.name, "loading", lane.view["sampled"]))
                 lane.view["facts"] = head_facts(head.info, settings.tree)
@@ -244,7 +258,7 @@ class Comparison:
             "session": request.session,
             "kind": "live",
             "title": "",
-            "prompt": request.prompt if isinstance(request.prompt, str) else "",
+            "prompt": request.prompt,
             "where": self.where,
             "settings": settings_line(request.settings),
             "note": self.note,

@@ -39,7 +39,8 @@ def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request]
 
         Args:
             prompt: A user's text; the target's chat template is applied to it.
-            methods: 1 to 4 names from /methods. "autoregressive" is plain decoding, which the speed-up is measured against.
+            methods: Names from /methods: one at least, four at most unless this server says otherwise.
+                "autoregressive" is plain decoding, which the speed-up is measured against.
             target: A name from /targets.
             max_new_tokens: The most tokens that are generated.
             temperature: 0 is greedy: the output then equals plain decoding.
@@ -65,7 +66,7 @@ def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request]
                 seed=seed,
                 **{name: value for name, value in tree.items() if value},
             )
-            comparison = compare_as(Request(prompt, tuple(methods), target, settings, new_token()))
+            comparison = compare_as(Request(prompt, methods, target, settings, new_token()))
             job = device.submit(comparison)
         except Exception as error:
             raise gr.Error(told(error), print_exception=False) from error

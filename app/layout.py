@@ -71,18 +71,19 @@ def controls(models: Models, opening_prompt: str, operator: Operator) -> Parts:
     )
     with gr.Row(elem_classes="ds-examples"):
         buttons = [(gr.Button(example.title, size="sm", min_width=60), example) for example in examples()]
-    names = method_names(models, models.source)
+    names, label = method_names(models, models.source), f"Methods ({operator.lanes_words})"
+    chosen = [source for _, source in names[: operator.max_lanes]]
     if models.allow_custom:
         methods = gr.Dropdown(
             names,
-            value=[source for _, source in names[:4]],
+            value=chosen,
             multiselect=True,
             allow_custom_value=True,
-            label="Methods (2 to 4)",
+            label=label,
             elem_id="ds-methods",
         )
     else:
-        methods = gr.CheckboxGroup(names, value=[source for _, source in names[:4]], label="Methods (2 to 4)", elem_id="ds-methods")
+        methods = gr.CheckboxGroup(names, value=chosen, label=label, elem_id="ds-methods")
     with gr.Row():
         run = gr.Button("Run", variant="primary", elem_id="ds-run", min_width=100)
         stop = gr.Button("Stop", variant="stop", interactive=False, elem_id="ds-stop", min_width=100)

@@ -54,7 +54,7 @@ class Models:
         extra = [Offer(source, "other", Path(source).name) for source in self.extra_heads] if target == self.source else []
         return [*head_offers(target), *extra]
 
-    def check(self, target: str, methods: list[str]) -> None:
+    def check(self, target: str, methods: Sequence[str]) -> None:
         """Refuse names that this server does not offer.
 
         Raises:
@@ -66,8 +66,6 @@ class Models:
         for name in methods:
             if name not in known:
                 self._foreign("method", name, known)
-        if not 1 <= len(set(methods)) <= 4:
-            raise UsageError(f"{len(set(methods))} methods chosen: choose 2 to 4, plain decoding among them to measure the speed-up")
 
     def _foreign(self, what: str, name: str, known: list[str]) -> None:
         if not self.allow_custom:

@@ -2,7 +2,7 @@
 
 import os
 from argparse import ArgumentParser, ArgumentTypeError, Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -65,7 +65,12 @@ class Operator:
                 shown = "" if one.default is None else f" (default: {one.default:g})"
                 parser.add_argument(name, type=one.metadata["type"], default=one.default, metavar="N", help=words + shown)
 
-    def check(self, prompt: str, methods: tuple[str, ...], settings: Settings) -> None:
+    @property
+    def lanes_words(self) -> str:
+        """How many methods a request may name."""
+        return ("one", "one or two")[self.max_lanes - 1] if self.max_lanes < 3 else f"2 to {self.max_lanes}"
+
+    def check(self, prompt: str, methods: Sequence[str], settings: Settings) -> None:
         """Refuse what costs more than the operator allows.
 
         Raises:
@@ -73,8 +78,13 @@ class Operator:
         """
         if len(prompt) > self.max_prompt_chars:
             raise UsageError(f"the prompt has {len(prompt)} characters: this server takes {self.max_prompt_chars} at most")
-        if len(set(methods)) > self.max_lanes:
-            raise UsageError(f"{len(set(methods))} methods chosen: this server compares {self.max_lanes} at most")
+        if not 1 <= (count := len(set(methods))) <= self.max_lanes:
+            told = "" if self.max_lanes == 1 else ", plain decoding among them to measure the speed-up"
+            raise UsageError(f"{count} methods chosen: choose {self.lanes_words}{told}")
+        self.check_settings(settings)
+
+    def check_settings(self, settings: Settings) -> None:
+        """`check` for settings alone: a head's own tree is known once it is loaded."""
         for name in ("max_new_tokens", "tree_nodes", "tree_depth", "tree_top_k"):
             most = getattr(self, name if name.startswith("max_") else f"max_{name}")
             if name in settings.model_fields_set and getattr(settings, name) > most:

@@ -99,7 +99,7 @@ def build(
                 parts.lanes = drawing("lanes", pack(opening), elem_id="ds-lanes")
                 drawing("transport", elem_id="ds-transport")
                 panels = tabs(shipped)
-        _Handlers(models, parts, panels, shipped, device, compare).wire(demo)
+        _Handlers(models, parts, panels, shipped, device, compare, operator).wire(demo)
         add_endpoints(models, device, compare)
     return demo
 
@@ -128,8 +128,10 @@ class _Handlers:
         shipped: Sequence[Recording],
         device: Device,
         compare: Callable[[Request], Comparison],
+        operator: Operator,
     ) -> None:
         self.models, self.parts, self.panels, self.device, self.compare = models, parts, panels, device, compare
+        self.operator = operator
         self.shipped = {recording.name: recording for recording in shipped}
         self.requests, self.downloads = Requests(device), Downloads()
         self._preloads = False
@@ -142,10 +144,8 @@ class _Handlers:
         if self.requests.active(token):
             return {parts.token: token}
         try:
-            if not prompt.strip():
-                raise UsageError("the prompt is empty: type something for the target to answer, or pick an example")
             token = new_token()
-            comparison = self.compare(Request(prompt, tuple(methods), target, read_settings(values), token))
+            comparison = self.compare(Request(prompt, methods, target, read_settings(values), token))
             self.requests.open(comparison)
         except UsageError as error:
             return {parts.token: "", parts.lanes: refusal(str(error))}
@@ -158,9 +158,9 @@ class _Handlers:
 
     @safely
     def choose_target(self, target: str) -> dict:
-        """Offer the methods of a target, the first four chosen."""
+        """Offer the methods of a target, as many chosen as a request may name."""
         names = method_names(self.models, target)
-        methods = gr.update(choices=names, value=[source for _, source in names[:MAX_LANES]])
+        methods = gr.update(choices=names, value=[source for _, source in names[: self.operator.max_lanes]])
         return {self.parts.methods: methods, self.parts.memory: self.models.memory_line()}
 
     @safely
@@ -265,7 +265,9 @@ class _Handlers:
         parts, out = self.parts, {}
         try:
             address = read_address(dict(request.query_params))
+            self.operator.check_settings(address.checked())
             if address.methods and not address.run:
+                self.operator.check(address.prompt or "", address.methods, address.checked())
                 self.models.check(self.models.source, address.methods)
         except UsageError as error:
             address, out = Address(), {parts.lanes: refusal(str(error))}

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -298,6 +299,61 @@ def test_limits_hold_on_the_api_and_a_long_run_is_stopped(server: Server, held_t
     for other in serve(server.models, server.runs, Operator(max_new_tokens=8)):
         with pytest.raises(AppError, match="this server allows 8"):
             Client(other.url, verbose=False).predict(prompt=PROMPT, methods=["autoregressive"], max_new_tokens=9, api_name="/compare")
+
+
+@pytest.mark.parametrize(("most", "label", "words"), [(1, "Methods (one)", "choose one"), (2, "Methods (one or two)", "choose one or two")])
+def test_the_number_of_methods_is_the_operator_s_on_page_and_api_alike(
+    browser: Browser, server: Server, most: int, label: str, words: str
+) -> None:
+    methods = ["autoregressive", *server.models.extra_heads]
+    for other in serve(server.models, server.runs, Operator(max_lanes=most)):
+        client = Client(other.url, verbose=False)
+        with pytest.raises(AppError, match=f"3 methods chosen: {words}"):
+            client.predict(prompt=PROMPT, methods=methods, api_name="/compare")
+        assert len(client.predict(prompt=PROMPT, methods=methods[:most], max_new_tokens=4, api_name="/compare")["runs"]) == most
+        for page in opened(browser, other.url):
+            expect(page.get_by_text(label, exact=True)).to_be_visible()
+            page.click("#ds-run")  # as many as are allowed are chosen already
+            page.wait_for_function("draftscope.state.info.kind === 'live' && !draftscope.state.info.running")
+            expect(page.locator(".ds-state")).to_have_text(["finished"] * most)
+            page.locator("#ds-methods").get_by_label("hass", exact=True).check()
+            page.click("#ds-run")
+            expect(page.get_by_role("alert")).to_contain_text(f"{most + 1} methods chosen: {words}")
+        for page in opened(browser, other.url, "?methods=" + ",".join(methods)):
+            expect(page.get_by_role("alert")).to_contain_text(f"3 methods chosen: {words}")
+
+
+def test_more_methods_than_four_where_the_operator_allows_them(server: Server, tmp_path: Path) -> None:
+    heads = [shutil.copytree(server.models.extra_heads[0], tmp_path / f"head{number}") for number in range(4)]
+    models = Models(server.models.source, "cpu", "float32", tuple(map(str, heads)))
+    request = Request(PROMPT, ("autoregressive", *map(str, heads)), models.source, Settings(max_new_tokens=4), "test")
+    with pytest.raises(UsageError, match="5 methods chosen: choose 2 to 4"):
+        Comparison(models, request)
+    work = run(server, Comparison(models, request, Operator(max_lanes=5)))
+    assert len(work.runs) == 5 and len({tuple(one.output_ids) for one in work.runs}) == 1
+
+
+@pytest.mark.parametrize(
+    ("asked", "words"),
+    [
+        ({"prompt": None}, "prompt is None: text was expected"),
+        ({"prompt": [{"role": "system", "content": "x"}]}, "text was expected"),
+        ({"methods": "autoregressive"}, "a list of names was expected"),
+        ({"methods": None}, "a list of names was expected"),
+        ({"methods": [["autoregressive"]]}, "a method is ['autoregressive']: text was expected"),
+        ({"methods": []}, "0 methods chosen"),
+        ({"target": 5}, "target is 5: text was expected"),
+        ({"prompt": " \n"}, "the prompt is empty"),
+        ({"max_new_tokens": "many"}, "max_new_tokens"),
+        ({"seed": {}}, "seed"),
+    ],
+)
+def test_values_of_another_kind_are_refused_in_words(server: Server, asked: dict, words: str) -> None:
+    body = {"prompt": PROMPT, "methods": ["autoregressive"], **asked}
+    event = httpx.post(server.url + "gradio_api/call/v2/compare", json=body).json()["event_id"]
+    told = httpx.get(f"{server.url}gradio_api/call/compare/{event}", timeout=60).text
+    assert told.startswith("event: error") and words in json.loads(told.split("data: ", 1)[1])["error"]
+    assert "log tells more" not in told, "the visitor's own mistake counts as the server's"
 
 
 def test_limits_come_from_arguments_and_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
