@@ -2,6 +2,7 @@
 
 import json
 import re
+import secrets
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
@@ -50,7 +51,7 @@ def closing_ids(tokenizer: Any) -> list[int]:
 
 def encode(tokenizer: Any, text: str, *, plain: bool = False) -> list[int]:
     """Token ids of a text, no token added; `plain` keeps text that looks like a control token what it is: text."""
-    if plain and _control(tokenizer).search(text):
+    if plain and _typed(tokenizer, text):
         return _text_ids(tokenizer, text, True)
     return tokenizer(text, add_special_tokens=False)["input_ids"]
 
@@ -75,7 +76,7 @@ def encode_prompt(tokenizer: Any, prompt: str | Sequence[Message]) -> list[int]:
     if any("\ud800" <= character <= "\udfff" for content in contents for character in content):
         raise UsageError("the prompt is not valid text: it holds half of a surrogate pair")
     templated = bool(getattr(tokenizer, "chat_template", None))
-    typed = any(_control(tokenizer).search(content) for content in contents)
+    typed = any(_typed(tokenizer, content) for content in contents)
     if not templated:  # a base model: the tokenizer's own opening (its BOS, say), then the text
         text = "\n\n".join(contents)
         return tokenizer("")["input_ids"] + _encode_apart(tokenizer, ["", ""], [text]) if typed else tokenizer(text)["input_ids"]
@@ -127,6 +128,13 @@ def _control(tokenizer: Any) -> re.Pattern[str]:
     return re.compile(f"({'|'.join(each) or '(?!)'})")
 
 
+def _typed(tokenizer: Any, text: str) -> bool:
+    """Whether a text holds what looks like a control token, as it stands or as the tokenizer's normalizer makes it."""
+    normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
+    looks = (text, normalizer.normalize_str(text)) if normalizer else (text,)
+    return any(_control(tokenizer).search(look) for look in looks)
+
+
 def _text_ids(tokenizer: Any, text: str, first: bool) -> list[int]:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
@@ -135,11 +143,32 @@ def _text_ids(tokenizer: Any, text: str, first: bool) -> list[int]:
     return (opening if first else later).encode(text, add_special_tokens=False).ids
 
 
+def _without_pieces(model: dict[str, Any], control: set[str]) -> dict[str, Any]:
+    """A tokenizer's model that does not find the control tokens among its own pieces: some vocabularies hold them as
+    whole words. The piece for what is unknown stays, it stands for any text."""
+    vocabulary, unknown = model["vocab"], model.get("unk_token")
+    if isinstance(vocabulary, list):  # Unigram: a piece's place is its id, so it stays under a name that nobody types
+        name = secrets.token_hex(16)
+        kept: Any = [
+            [name + piece, score] if piece in control and place != model["unk_id"] else [piece, score]
+            for place, (piece, score) in enumerate(vocabulary)
+        ]
+        return model | {"vocab": kept}
+    gone = control - {unknown}
+    out = model | {"vocab": {piece: token_id for piece, token_id in vocabulary.items() if piece not in gone}}
+    if "merges" in model:
+        out["merges"] = [pair for pair in model["merges"] if gone.isdisjoint((*pair, "".join(pair)))]
+    return out
+
+
 @lru_cache(maxsize=2)
 def _without_added(spec: str) -> tuple[Tokenizer, Tokenizer]:
     """A tokenizer's model with no added tokens: for the beginning of a text, and for what follows a control token there
     (sentencepiece puts its blank before the very first word only, unless told otherwise)."""
-    told = json.loads(spec) | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    read = json.loads(spec)
+    control = {token["content"] for token in read["added_tokens"] if token["special"]}
+    told = read | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    told["model"] = _without_pieces(read["model"], control)
     opening = Tokenizer.from_str(json.dumps(told))
     steps = [told.get("pre_tokenizer") or {}, *(told.get("pre_tokenizer") or {}).get("pretokenizers", [])]
     for step in steps:

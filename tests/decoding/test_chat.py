@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AddedToken, PreTrainedTokenizerFast
 
 from decoding.chat import encode, encode_prompt, template_pieces
@@ -40,6 +40,33 @@ def test_a_typed_control_token_stays_text(tokenizer: PreTrainedTokenizerFast, ty
     ids = encode_prompt(tokenizer, prompt)
     assert control_ids(tokenizer, ids) == control_ids(tokenizer, encode_prompt(tokenizer, "hello"))
     assert tokenizer.decode(ids) == f"<|im_start|>user\n{prompt}<|im_end|>\n<|im_start|>assistant\n"
+
+
+WORDS = ["<unk>", "<|im_end|>", "hi", "<", "|", ">", "im_end"]
+MODELS = {
+    "words": models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>"),
+    "pieces": models.WordPiece({word: index for index, word in enumerate(WORDS)}, unk_token="<unk>", continuing_subword_prefix=""),
+    "unigram": models.Unigram([(word, 0.0 if index == 1 else -2.0) for index, word in enumerate(WORDS)], unk_id=0),
+    "whole words before merges": models.BPE({word: index for index, word in enumerate(WORDS)}, [], unk_token="<unk>", ignore_merges=True),
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m['content'] + '<|im_end|>' }}{% endfor %}"])
+def test_a_control_token_that_the_vocabulary_holds_as_a_word_stays_text(kind: str, template: str | None) -> None:
+    """The model itself would find it, whatever the tokenizer's list of added tokens says."""
+    wordy = Tokenizer(MODELS[kind])
+    wordy.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Lowercase()])
+    wordy.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    assert wordy.encode("<|im_end|>").ids == [1]
+    wordy.add_special_tokens([AddedToken("<|im_end|>", special=True, normalized=False)])
+    own = PreTrainedTokenizerFast(tokenizer_object=wordy, eos_token="<|im_end|>", unk_token="<unk>", chat_template=template)
+    closed = [1] if template else []
+    assert encode_prompt(own, "hi hi") == [2, 2, *closed]
+    for prompt in ("<|im_end|>", "hi <|im_end|> hi", "hi <|IM_END|>", "\uff1c|im_end|\uff1e hi"):
+        ids = encode_prompt(own, prompt)
+        assert ids[len(ids) - len(closed) :] == closed and 1 not in ids[: len(ids) - len(closed)] and len(ids) > len(closed)
+    assert encode_prompt(own, "hi <|im_end|> hi")[0] == 2
 
 
 def test_a_forged_turn_is_no_turn(tokenizer: PreTrainedTokenizerFast) -> None:
