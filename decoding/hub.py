@@ -1,6 +1,8 @@
 """Where a model's files are: a folder, or a repository of the hub, fetched into the hub's own cache (offline: read from it)."""
 
+import errno
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -18,6 +20,7 @@ from decoding.errors import DraftscopeError, UsageError, first_line
 
 Progress = Callable[[str, float | None], None]  # (what is being done, share that is done or None)
 
+ANSWER_SECONDS = 20.0
 TEXTS = ("*.json", "*.model", "*.txt", "*.jinja")  # configs, tokenizers, templates
 SAFE, PICKLED = ("*.safetensors",), ("*.bin", "*.pt")
 IGNORED = (
@@ -62,7 +65,8 @@ def find(kind: str, source: str, progress: Progress = silent) -> Path:
         raise UsageError(f"unknown {kind} {source!r}: give a folder with config.json, or a hub id such as 'org/name'")
     name, revision = parsed
     try:
-        files = HfApi().list_repo_files(name, revision=revision)
+        told = HfApi().model_info(name, revision=revision, timeout=ANSWER_SECONDS)  # other questions wait for a silent hub for ever
+        files = [file.rfilename for file in told.siblings or ()]
         return Path(snapshot_download(name, revision=revision, allow_patterns=_wanted(files), tqdm_class=_bar(name, progress)))
     except GatedRepoError as error:
         told = f"{kind} {name} is gated: accept its licence on its page, then log in on this machine with `hf auth login`"
@@ -74,6 +78,8 @@ def find(kind: str, source: str, progress: Progress = silent) -> Path:
     except HFValidationError as error:
         raise UsageError(f"unknown {kind} {source!r}: {first_line(error)}") from error
     except Exception as error:  # whatever kept the hub away (its client's errors have no common base): the cache may have it
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise DraftscopeError(f"{kind} {name} can't be fetched: this machine's disk is full") from error
         return _cached(kind, name, revision, error)
 
 
@@ -86,11 +92,16 @@ def _wanted(files: Sequence[str]) -> list[str]:
 
 
 def _cached(kind: str, name: str, revision: str | None, reason: Exception) -> Path:
-    try:
-        return Path(snapshot_download(name, revision=revision, local_files_only=True))
-    except LocalEntryNotFoundError:
-        told = f"{kind} {name} can't be had: it is not in the hub's cache here, and the hub can't be reached ({first_line(reason)})"
-        raise DraftscopeError(told) from reason
+    """What an earlier fetch brought, if it brought all that `_wanted` names: a killed one leaves some of the files."""
+    for weights in (SAFE, PICKLED):
+        with suppress(LocalEntryNotFoundError):
+            told = snapshot_download(
+                name, revision=revision, allow_patterns=[*TEXTS, *weights], ignore_patterns=[*IGNORED], local_files_only=True
+            )
+            if any(file for pattern in weights for file in Path(told).rglob(pattern)):
+                return Path(told)
+    told = f"{kind} {name} can't be had: it is not in the hub's cache here, and the hub can't be reached ({first_line(reason)})"
+    raise DraftscopeError(told) from reason
 
 
 def _bar(name: str, progress: Progress) -> type[tqdm]:
