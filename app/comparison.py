@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
@@ -26,7 +26,7 @@ from app.view import (
     used_ids,
     where_line,
 )
-from decoding.errors import UsageError
+from decoding.errors import Stopped, UsageError
 from decoding.metrics import Metrics, measure
 from decoding.records import AUTOREGRESSIVE, Run, Settings, Step
 
@@ -124,6 +124,8 @@ class Comparison:
                 if self.stopped.is_set():
                     break
                 yield from self._run_lane(lane)
+        except Stopped:
+            self.note = "Stopped while it was loading."
         except Exception as error:  # the last net: whatever broke is said on the page, and the page stays usable
             self._fail(told(error))
 
@@ -144,6 +146,8 @@ class Comparison:
         if self._loads:
             self._set_all("loading")
             yield True
+        if not self.models.ready(request.target):
+            yield from self._loaded(lambda tell: self.models.fetch(request.target, tell), apart=True)
         target = yield from self._loaded(lambda tell: self.models.target(request.target, tell))
         from decoding.engine import environment  # torch: imported when it is needed, not before the first view
 
@@ -158,17 +162,32 @@ class Comparison:
         self._set_all("waiting")
         yield True
 
-    def _loaded(self, load: Callable[["Progress"], T]) -> Generator[bool, None, T]:
-        """What `load` gives; while it fetches and reads, the note says how far it is."""
+    def _loaded(self, load: Callable[["Progress"], T], apart: bool = False) -> Generator[bool, None, T]:
+        """What `load` gives; while it fetches and reads, the note says how far it is. Stopping ends it the next time it tells
+        something; where it works apart from everything else, at once (a slow network may be silent for minutes)."""
         if not self._loads:
             return load(lambda text, share: None)
         news: SimpleQueue[str] = SimpleQueue()
-        with ThreadPoolExecutor(1, thread_name_prefix="load") as beside:
-            loading = beside.submit(load, lambda text, share: news.put(text))
-            while not loading.done():
-                with suppress(Empty):
-                    self.note = news.get(timeout=LOOK_SECONDS)
-                    yield True
+        loading: Future[T] = Future()
+
+        def tell(text: str, share: float | None) -> None:
+            if self.stopped.is_set():
+                raise Stopped
+            news.put(text)
+
+        def beside() -> None:
+            try:
+                loading.set_result(load(tell))
+            except BaseException as error:  # raised again where the result is taken
+                loading.set_exception(error)
+
+        threading.Thread(target=beside, name="load", daemon=True).start()
+        while not loading.done():
+            with suppress(Empty):
+                self.note = news.get(timeout=LOOK_SECONDS)
+                yield True
+            if apart and self.stopped.is_set():
+                raise Stopped
         self.note = ""
         return loading.result()
 

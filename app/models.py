@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from app.offers import EMBEDDED, Offer, TargetOffer, head_offers, target_offers, this_machine
-from decoding.errors import DraftscopeError, UsageError
+from decoding.errors import DraftscopeError, Stopped, UsageError
 from decoding.memory import free_bytes, gigabytes
 from decoding.records import AUTOREGRESSIVE, Settings
 from decoding.space import on_zero_gpu
@@ -77,6 +77,16 @@ class Models:
         """Whether a target and the heads of these methods are loaded."""
         return self._loaded == target and all(name in self._heads for name in methods if name != AUTOREGRESSIVE)
 
+    def fetch(self, source: str, progress: "Progress") -> None:
+        """Have the files of a target here. Nobody waits for it but who asks: another target is used meanwhile.
+
+        Raises:
+            DraftscopeError, UsageError: as load_target.
+        """
+        from decoding.loading import find_target
+
+        find_target(source, progress)
+
     def target(self, source: str, progress: "Progress | None" = None) -> "Target":
         """The target, loaded on the first call in place of the one that was loaded before.
 
@@ -111,7 +121,7 @@ class Models:
             self._drop()
         try:
             target = load_target(source, self.device, self.dtype, tell)
-        except DraftscopeError as error:
+        except (DraftscopeError, Stopped) as error:
             failure = error
             chain: BaseException | None = error
             while chain is not None:  # the frames of what failed hold what was read so far

@@ -18,7 +18,7 @@ from tqdm import tqdm
 
 from decoding.errors import DraftscopeError, UsageError, first_line
 
-Progress = Callable[[str, float | None], None]  # (what is being done, share that is done or None)
+Progress = Callable[[str, float | None], None]  # (what is being done, share that is done or None); may raise Stopped
 
 ANSWER_SECONDS = 20.0
 TEXTS = ("*.json", "*.model", "*.txt", "*.jinja")  # configs, tokenizers, templates

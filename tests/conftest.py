@@ -3,12 +3,15 @@
 import os
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from huggingface_hub import constants
 
-from decoding import Target, load_target
+from decoding import Target, hub, load_target
+from tests.hub import StandIn
 
 GOLDEN = Path(__file__).parent / "golden"
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -30,6 +33,22 @@ def tiny_target() -> Target:
 def embedded_float32() -> Target:
     """The embedded target in float32 (fetched on the first use)."""
     return load_target("embedded", device="cpu", dtype="float32")
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[StandIn]:
+    """The hub is the stand-in, and its cache is empty."""
+    server = StandIn()
+    monkeypatch.setattr(constants, "ENDPOINT", server.url)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", server.url + "/{repo_id}/resolve/{revision}/{filename}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", 1)
+    monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", 1)
+    monkeypatch.setattr(hub, "ANSWER_SECONDS", 1.0)
+    yield server
+    server.shutdown()
+    server.server_close()
 
 
 def find_browser() -> str:

@@ -13,6 +13,7 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -33,6 +34,7 @@ from decoding import Run, Settings
 from decoding.errors import DraftscopeError, UsageError
 from decoding.target import Target
 from tests.app.conftest import DRAWN, PATIENCE, Server, opened, serve
+from tests.hub import StandIn
 from tests.load import Visitors
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -176,6 +178,20 @@ def test_stop_works_where_gradio_has_forgotten_the_visit(
                 Client(small.url, verbose=False).predict(prompt=PROMPT, methods=["x"], api_name="/compare")  # another visit
             cut_short(small, held_target, lambda page=page: page.click("#ds-stop"))
             expect(page.locator(".ds-lane[data-state=stopped]")).to_have_count(3)
+
+
+def test_stop_ends_a_fetch_at_once_and_the_old_target_works_on(server: Server, stand_in: StandIn) -> None:
+    models = Models(server.models.source, "cpu", "float32", allow_custom=True)
+    old = Request(PROMPT, ("autoregressive",), models.source, Settings(max_new_tokens=8), "old")
+    before = run(server, Comparison(models, old)).runs[0].output_ids
+    stand_in.how = "slow"  # it needs hours
+    job = server.device.submit(Comparison(models, replace(old, target="org/tiny")))
+    assert stand_in.begun.wait(60)
+    job.stop()
+    assert job.ended.wait(20)
+    assert job.work.note == "Stopped while it was loading." and not job.work.failed and job.work.lanes[0].view["state"] == "stopped"
+    assert models.ready(models.source)
+    assert run(server, Comparison(models, old)).runs[0].output_ids == before
 
 
 def test_the_runs_of_a_page_that_is_gone_are_not_kept_for_it(server: Server) -> None:

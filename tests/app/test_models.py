@@ -12,6 +12,7 @@ from app import offers
 from app.models import Models
 from app.offers import head_offers, target_offers
 from decoding import DraftscopeError, UsageError, generate, loading
+from decoding.errors import Stopped
 from decoding.known import catalogue
 from decoding.memory import described, needs
 from decoding.records import Settings
@@ -139,6 +140,21 @@ def test_a_target_that_can_not_be_loaded_leaves_the_old_one_working(room: bool, 
     assert models.ready(BASE)
     head = models.head(str(GOLDEN / "hass_tiny" / "head_mid"), models.target(BASE))
     assert generate(models.target(BASE), head, PROMPT, Settings(max_new_tokens=8)).output_ids == wanted
+
+
+@pytest.mark.parametrize("room", [True, False])
+def test_a_load_that_is_stopped_leaves_the_old_target_working(room: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    models = Models(BASE, "cpu", "float32")
+    models.target(BASE)
+    monkeypatch.setattr(loading, "fits", lambda *_: room)
+
+    def stop(text: str, share: float | None) -> None:
+        if text == "Reading medusa_tiny":
+            raise Stopped
+
+    with pytest.raises(Stopped):
+        models.target(MEDUSA, stop)
+    assert models.ready(BASE) and len(generate(models.target(BASE), None, PROMPT, Settings(max_new_tokens=8)).output_ids) == 8
 
 
 def test_a_target_that_can_not_be_had_drops_nothing() -> None:
