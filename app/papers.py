@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 
+from app import results
 from app.methods import lane_label
 from app.view import fair, figures, plain_of, where_line
 from app.why import trained_heads
@@ -34,7 +35,9 @@ SPEC_BENCH = (("Vicuna-7B", "Medusa", 1.44, 2.32), ("Vicuna-7B", "EAGLE", 2.03, 
 def papers_panel(runs: Sequence[Run]) -> str:
     """The papers' tables and the same figures of the runs at hand, as HTML."""
     return (
-        f'<div class="ds-root ds-prose">{_heads()}<h3>Measured here</h3>' + _measured(runs) + "<h3>As published</h3>"
+        f'<div class="ds-root ds-prose">{_heads()}{_shipped_results()}<h3>Measured on this run</h3>'
+        + _measured(runs)
+        + "<h3>As published</h3>"
         "<p>Other targets, other hardware: compare tau and the gain of one method over another, not the seconds.</p>"
         '<div class="ds-tables">'
         + _table(
@@ -59,6 +62,10 @@ def _measured(runs: Sequence[Run]) -> str:
     return _table(f"{where_line(runs[0].target, runs[0].environment)}; one prompt" if runs else "nothing", rows)
 
 
+def _shipped_results() -> str:
+    return "".join(_table(f"{one.title}. {one.where}. {one.command}", one.rows, one.names) for one in results.tables())
+
+
 def _heads() -> str:
     rows = [
         (
@@ -77,9 +84,8 @@ def _heads() -> str:
 
 
 def _table(caption: str, rows: Sequence[tuple], names: Sequence[str] = ("target", "method", "speed-up", "tau")) -> str:
-    cells = "".join(
-        "<tr>" + "".join(f"<td>{escape(f'{v:.2f}' if isinstance(v, float) else str(v))}</td>" for v in row) + "</tr>" for row in rows
-    )
+    texts = [[f"{value:.2f}" if isinstance(value, float) else str(value).strip("`") for value in row] for row in rows]
+    cells = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in texts)
     head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
     named = escape(caption)
     return (

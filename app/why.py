@@ -8,11 +8,12 @@ from typing import Any
 
 import plotly.graph_objects as go
 
-from app.charts import NO_HEAD, PAIR, SYMBOLS, Chart, Drawn, Look, drawn, marked, marked_as, panels, place, sentence
+from app.charts import DASHES, NO_HEAD, PAIR, SYMBOLS, Chart, Drawn, Look, drawn, marked, marked_as, panels, place, sentence
 from app.methods import METHODS, lane_label, method
 from app.offers import SHIPPED
 from decoding.metrics import speed_up
 from decoding.records import Run
+from decoding.tuned import chosen_for
 
 MIN_SEEN = 3  # a mean over fewer steps than this says nothing
 
@@ -145,6 +146,43 @@ def break_even(lanes: list[Drawn], look: Look) -> Chart:
     return Chart(figure, "A head pays where its point lies above the line. " + sentence(parts))
 
 
+def trees(lanes: list[Drawn], look: Look) -> Chart:
+    """What each number of nodes was measured to give on this kind of machine, and the tree that was chosen."""
+    figure, parts, missing, plain = go.Figure(), [], [], 0.0
+    for index, lane in enumerate(lane for lane in lanes if lane.with_head):
+        found = chosen_for(lane.run)
+        if found is None:
+            missing.append(lane.name)
+            continue
+        points = sorted(found.curve, key=lambda point: point["nodes"])
+        hover = "%{x} nodes, depth %{customdata[0]}, top-k %{customdata[1]}: %{y:.1f} ms a token, tau %{customdata[2]:.2f}"
+        figure.add_scatter(
+            x=[point["nodes"] for point in points], y=[point["ms_per_token"] for point in points], name=lane.name, mode="lines",
+            customdata=[(point["depth"], point["top_k"], point["tau"]) for point in points],
+            line={"color": lane.colour, "width": 2.5, "dash": DASHES[index % 4]}, hovertemplate=f"{hover}<extra>{lane.name}</extra>",
+        )  # fmt: skip
+        figure.add_scatter(
+            x=[found.nodes], y=[found.ms_per_token], mode="markers", showlegend=False, hoverinfo="skip",
+            marker={"color": lane.colour, "size": 14, "symbol": SYMBOLS[index % 4]},
+        )  # fmt: skip
+        plain = max(plain, found.plain_ms)
+        used = lane.run.settings.tree
+        other = "" if used == found.tree else f" (this run used {used.depth}/{used.top_k}/{used.nodes})"
+        told = f"{found.nodes} nodes at depth {found.depth}, top-k {found.top_k}: {found.speed_up:.2f}× plain decoding expected"
+        parts.append(f"{lane.name}: {told}{other}")
+    if parts:
+        figure.add_hline(y=plain, line={"color": look.quiet, "dash": "dot"}, annotation_text="a token of plain decoding")
+    look.finish(figure, PAIR if parts else 320)
+    figure.update_xaxes(title_text="nodes of the tree", rangemode="tozero")
+    figure.update_yaxes(title_text="expected ms a token", rangemode="tozero")
+    words = "More nodes catch more tokens and cost a slower verification; the marked tree takes the least time a token on this machine. "
+    if missing:
+        missing_words = f" Nothing was tuned for {', '.join(missing)} on the machine of these runs: python -m decoding tune --head NAME."
+    else:
+        missing_words = ""
+    return Chart(figure, (words + sentence(parts) if parts else NO_HEAD if not missing else "") + missing_words)
+
+
 def training(_: list[Drawn], look: Look) -> Chart:
     """First guesses of the shipped heads on held-out text, by draft step."""
     figure, parts = go.Figure(), []
@@ -179,5 +217,6 @@ WHY: dict[str, Callable[[list[Drawn], Look], Chart]] = {
     "Drift of the draft's features": drift,
     "Agreement of the two distributions": overlap,
     "Does it pay? Gain against cost": break_even,
+    "Which tree fits the machine": trees,
     "What training changed": training,
 }

@@ -126,7 +126,7 @@ def _bench(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments.prompts, arguments.limit)
     target = prepare(arguments)
     from decoding.bench import bench, table
-    from decoding.reports import save
+    from decoding.written import save
     from heads import load_head
 
     heads = [load_head(name, target, draft_vocab=arguments.draft_vocab) for name in arguments.head]
@@ -143,12 +143,13 @@ def _tune(arguments: argparse.Namespace) -> None:
 
     prompts = read_prompts(arguments.prompts, arguments.limit)
     target = prepare(arguments)
-    from decoding.tuning import told, tune
+    from decoding.tuned import told
+    from decoding.tuning import tune
     from heads import load_head
 
     for name in arguments.head:
         head = load_head(name, target, draft_vocab=arguments.draft_vocab)
-        print(told(head, tune(target, head, prompts)))
+        print(told(tune(target, head, prompts)))
 
 
 def _scale(arguments: argparse.Namespace) -> None:

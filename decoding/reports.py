@@ -1,11 +1,8 @@
 """What every written measurement says of itself, and how it is written."""
 
-import json
-import os
 import sys
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 from decoding.engine import environment
@@ -37,11 +34,3 @@ def where(results: Mapping[str, Any]) -> str:
         f"{results['target']} on {env['machine']} ({env['dtype']}, {env['threads']} threads), {results['prompts']} prompts, "
         f"temperature {results['settings']['temperature']}"
     )
-
-
-def save(results: Mapping[str, Any], path: Path) -> None:
-    """Write a result as JSON, aside and then renamed."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    os.replace(aside, path)

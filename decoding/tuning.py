@@ -4,47 +4,22 @@ Every candidate of a wide and deep tree is verified once on some prompts. As EAG
 that one record tells for every smaller tree which of its nodes would have been accepted: no tree has to be run by itself.
 """
 
-import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
 from datetime import datetime, timezone
-from pathlib import Path
-from typing import Any
 
 from tqdm import tqdm
 
-from decoding.embedded import cache_dir
 from decoding.engine import Generation, environment
 from decoding.head import DraftHead
 from decoding.prompts import Prompt
 from decoding.records import Settings, Step, TreeShape
-from decoding.reports import save
 from decoding.target import Target
+from decoding.tuned import Tuned, recall, remember
 
 DEEPEST, WIDEST = 7, 8  # of the trees that are compared; all their candidates are verified once
 WIDTHS = (1, 2, 3, 4, 5, 6, 8)
 ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64)
-
-
-@dataclass
-class Tuned:
-    """The choice for one head on one machine, and the figures behind it."""
-
-    depth: int
-    top_k: int
-    nodes: int
-    ms_per_token: float  # as expected for this tree
-    plain_ms: float  # one plain token, measured beside it
-    tau: float
-    verify_ms: dict[int, float]  # by rows
-    draft_ms: dict[str, float]  # by "depth/top_k"
-    curve: list[dict[str, float]] = field(default_factory=list)  # the best tree of each number of nodes
-    measured: str = ""
-
-    @property
-    def tree(self) -> TreeShape:
-        return TreeShape(self.depth, self.top_k, self.nodes)
 
 
 def reaches(step: Step, width: int, depth: int, order: Sequence[Sequence[int]] | None) -> list[int]:
@@ -139,7 +114,13 @@ def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tok
         known = {depth: measured[shape] for (depth, own), shape in shapes.items() if own == width}
         drafted |= {(depth, width): line(known, depth) for depth in range(1, deepest + 1)}
     point, curve = choose(steps, verified, drafted, order)
+    where = environment(target)
     tuned = Tuned(
+        head=head.name,
+        target=target.name,
+        machine=where.machine,
+        dtype=where.dtype,
+        threads=where.threads,
         **point,
         plain_ms=verified[1],
         verify_ms=verified,
@@ -147,12 +128,13 @@ def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tok
         curve=curve,
         measured=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
-    remember(target, head, tuned)
+    remember(_key(target, head), tuned)
     return tuned
 
 
-def _file() -> Path:
-    return cache_dir() / "tuned.json"
+def tuned_for(target: Target, head: DraftHead) -> Tuned | None:
+    """What was chosen for this head on this machine; None where it was never tuned."""
+    return recall(_key(target, head))
 
 
 def _key(target: Target, head: DraftHead) -> str:
@@ -160,41 +142,3 @@ def _key(target: Target, head: DraftHead) -> str:
     where = environment(target)
     told = (where.machine, where.device, where.dtype, where.threads, target.name, *target.notes, head.name)
     return " | ".join(map(str, (*told, *head.info.model_dump().values())))
-
-
-def remember(target: Target, head: DraftHead, tuned: Tuned) -> None:
-    """Keep a choice in the user's cache folder."""
-    known = _known()
-    known[_key(target, head)] = asdict(tuned)
-    save(known, _file())
-
-
-def recall(target: Target, head: DraftHead) -> Tuned | None:
-    """What was chosen for this head on this machine; None where it was never tuned."""
-    try:
-        return Tuned(**{**(found := _known()[_key(target, head)]), "verify_ms": {int(n): ms for n, ms in found["verify_ms"].items()}})
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None  # never tuned, or by another version
-
-
-def _known() -> dict[str, Any]:
-    try:
-        known = json.loads(_file().read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return {}
-    return known if isinstance(known, dict) else {}
-
-
-def told(head: DraftHead, tuned: Tuned) -> str:
-    """The choice and its curve as text."""
-    lines = [
-        f"{head.name}: tree_depth {tuned.depth}, tree_top_k {tuned.top_k}, tree_nodes {tuned.nodes}: {tuned.ms_per_token:.1f} ms a token, "
-        f"tau {tuned.tau:.2f}; a plain token {tuned.plain_ms:.1f} ms, so {tuned.plain_ms / tuned.ms_per_token:.2f}x is expected",
-        "verification, ms by rows: " + ", ".join(f"{rows}: {ms:.1f}" for rows, ms in tuned.verify_ms.items()),
-        "nodes  depth  top_k   tau  ms a token",
-    ]
-    shown = [point for point in tuned.curve if point["nodes"] + 1 in tuned.verify_ms or point["nodes"] == tuned.nodes]
-    for point in shown:
-        mark = "  <- chosen" if point["nodes"] == tuned.nodes else ""
-        lines.append("{nodes:>5}  {depth:>5}  {top_k:>5}  {tau:>4.2f}  {ms_per_token:>6.1f}".format(**point) + mark)
-    return "\n".join(lines)

@@ -11,8 +11,9 @@ from typing import Any
 from decoding.errors import UsageError
 from decoding.prompts import Prompt
 from decoding.records import Settings
-from decoding.reports import heading, save, where
+from decoding.reports import heading, where
 from decoding.target import Target
+from decoding.written import save
 from heads.evaluate import evaluate
 from heads.loading import load_head
 from heads.training.recipe import Recipe, recipe_for

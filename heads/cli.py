@@ -94,7 +94,7 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments.prompts, arguments.limit)
     settings = settings_from(arguments)
     target = prepare(arguments)
-    from decoding.reports import save
+    from decoding.written import save
     from heads import load_head
     from heads.evaluate import evaluate, table
 

@@ -7,7 +7,7 @@ from decoding.errors import UsageError
 from decoding.head import DraftHead
 from decoding.hub import Progress, silent
 from decoding.target import Target
-from decoding.tuning import recall
+from decoding.tuning import tuned_for
 from heads.catalogue import catalogue
 from heads.layouts import recognise
 from heads.medusa import MedusaDraftHead
@@ -34,7 +34,7 @@ def load_head(source: str, target: Target, progress: Progress = silent, draft_vo
     layout = MedusaDraftHead if recognise(folder) == "medusa" else FeatureDraftHead
     name = Path(source if Path(source).is_dir() else source.partition("@")[0]).name
     head = layout.load(folder, target, name, draft_vocab)
-    tuned = recall(target, head)
+    tuned = tuned_for(target, head)
     if tuned is not None:
         head.tree = tuned.tree
     return head

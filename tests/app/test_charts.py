@@ -1,5 +1,7 @@
 """Charts and panels: honest axes, words about these runs, escaped tokens."""
 
+from dataclasses import replace
+
 import pytest
 
 from app.charts import CHARTS, Look, draw_all
@@ -7,6 +9,7 @@ from app.lossless import lossless_panel
 from app.papers import papers_panel
 from app.why import WHY, draw_why, means_by_depth
 from decoding.records import Run
+from decoding.tuned import Tuned, remember
 from tests.app.made_up import long_run
 
 
@@ -32,6 +35,26 @@ def test_why_measures_break_even_on_these_runs(runs: list[Run]) -> None:
     # 25 ms for 3 tokens against 21 ms for 1: a step costs 1.19 plain steps
     assert "a step costs 1.19 plain steps and gives 3.00 tokens, so 2.52× as fast" in charts["Does it pay? Gain against cost"].words
     assert "do not hold it" in charts["Drift of the draft's features"].words
+
+
+def test_the_tree_that_fits_the_machine_is_shown_with_its_curve(runs: list[Run], tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("DRAFTSCOPE_CACHE", str(tmp_path))
+    name = "Which tree fits the machine"
+    chart = dict(zip(WHY, draw_why(runs, Look(False)), strict=True))[name]
+    assert not chart.figure.data and "python -m decoding tune" in chart.words
+    where = runs[1].environment
+    curve = [{"nodes": n, "depth": 2, "top_k": 3, "tau": 1 + n / 4, "ms_per_token": 30.0 + abs(n - 3)} for n in (1, 2, 3, 4)]
+    told = {"head": runs[1].head, "target": runs[1].target, "dtype": where.dtype, "threads": 2, "plain_ms": 45.0}
+    tuned = Tuned(
+        **told, machine=where.machine, depth=2, top_k=3, nodes=3, ms_per_token=30.0, verify_ms={1: 30.0}, draft_ms={}, curve=curve
+    )
+    remember("other machine", replace(tuned, machine="another", nodes=4))
+    remember("this one", tuned)
+    chart = dict(zip(WHY, draw_why(runs, Look(True)), strict=True))[name]
+    line, mark = chart.figure.data
+    assert list(line.y) == [32.0, 31.0, 30.0, 31.0] and (mark.x[0], mark.y[0]) == (3, 30.0)
+    assert "3 nodes at depth 2, top-k 3: 1.50× plain decoding expected" in chart.words
+    assert chart.figure.layout.yaxis.rangemode == "tozero"
 
 
 def test_charts_of_nothing_are_empty_and_do_not_fail() -> None:

@@ -8,7 +8,7 @@ from decoding import Settings, UsageError, generate
 from decoding.cli import main
 from decoding.costs import verification
 from decoding.records import TreeShape
-from decoding.tuning import choose, line, reaches, recall, tune
+from decoding.tuning import choose, line, reaches, tune, tuned_for
 from heads import load_head
 from tests.conftest import GOLDEN
 
@@ -65,17 +65,17 @@ def test_the_choice_is_the_least_time_per_token() -> None:
 def test_tune_is_remembered_for_this_head_and_hand_set_values_win(tiny_target, capsys, tmp_path) -> None:
     folder = str(GOLDEN / "hass_tiny" / "head_mid")
     head = load_head(folder, tiny_target)
-    assert recall(tiny_target, head) is None and head.tree == TreeShape()
+    assert tuned_for(tiny_target, head) is None and head.tree == TreeShape()
     prompts = [type("Prompt", (), {"text": PROMPT})()]
     tuned = tune(tiny_target, head, prompts, max_new_tokens=12)
     assert tuned.ms_per_token == min(point["ms_per_token"] for point in tuned.curve) > 0
     again = load_head(folder, tiny_target)
-    assert again.tree == tuned.tree and recall(tiny_target, again) == tuned
+    assert again.tree == tuned.tree and tuned_for(tiny_target, again) == tuned
     assert load_head(folder, tiny_target, draft_vocab=120).tree == TreeShape(), "another head: never tuned"
     run = generate(tiny_target, again, PROMPT, Settings(max_new_tokens=5, tree_depth=2, tree_top_k=2, tree_nodes=3))
     assert run.settings.tree == (2, 2, 3)
     (tmp_path / "tuned.json").write_text("{broken")
-    assert recall(tiny_target, head) is None
+    assert tuned_for(tiny_target, head) is None
 
 
 def test_scale_measures_and_refuses_what_the_target_can_not_hold(tiny_target, capsys) -> None:

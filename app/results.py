@@ -1,0 +1,131 @@
+"""Measured results that are shipped (assets/results), as tables: the page draws them, `python -m app.results` writes the README's."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
+README = RESULTS.parent.parent / "README.md"
+MARKS = "<!-- results: python -m app.results -->", "<!-- end of results -->"
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table, and where, when and by which command it was measured."""
+
+    title: str
+    where: str
+    command: str
+    names: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+    def markdown(self) -> str:
+        """As the README shows it."""
+        lines = [self.names, ["---"] * len(self.names), *self.rows]
+        told = "\n".join(f"| {' | '.join(row)} |" for row in lines)
+        return f"**{self.title}.** {self.where}. Command: `{self.command}`\n\n{told}"
+
+
+def tables(folder: Path = RESULTS) -> list[Table]:
+    """One table for each result file, in the order of their names."""
+    out = []
+    for path in sorted(folder.glob("*.json")):
+        told = json.loads(path.read_text(encoding="utf-8"))
+        draw = DRAWN.get(told.get("schema", "").partition("/")[0])
+        if draw is not None:
+            title, names, rows = draw(told)
+            out.append(Table(title, _where(told), told["command"], tuple(names), tuple(tuple(row) for row in rows)))
+    return out
+
+
+def _where(told: Mapping[str, Any]) -> str:
+    env, settings = told["environment"], told["settings"]
+    prompts = told["prompts"]
+    count = sum(prompts.values()) if isinstance(prompts, Mapping) else prompts
+    versions = ", ".join(f"{name} {number}" for name, number in env["versions"].items() if name != "python")
+    return (
+        f"{told['target']}, {env['machine']}, {env['threads']} thread{'s' if env['threads'] > 1 else ''}, {env['dtype']}, {versions}, "
+        f"{told['date'][:10]}: {count} prompts, {settings['max_new_tokens']} new tokens, temperature {settings['temperature']:g}"
+    )
+
+
+def _number(value: float | None, form: str = ".2f") -> str:
+    return "–" if value is None else format(value, form)
+
+
+def _per_depth(values: Sequence[float | None]) -> str:
+    return ", ".join(_number(value) for value in values)
+
+
+def _tree(tree: Mapping[str, int] | None) -> str:
+    return "{depth}/{top_k}/{nodes}".format(**tree) if tree else "–"
+
+
+Drawing = tuple[str, Sequence[str], Iterator[Sequence[str]]]
+
+
+def _evaluation(told: Mapping[str, Any]) -> Drawing:
+    heads = told["heads"]
+    sets = list(next(iter(heads.values()))["per_set"])
+
+    def rows() -> Iterator[Sequence[str]]:
+        for name, entry in heads.items():
+            per_set = [_number(entry["per_set"][one]["mean_acceptance_length"]) for one in sets]
+            mean = _number(entry["mean_acceptance_length"])
+            given, overlap = _per_depth(entry["conditional_acceptance"]), _per_depth(entry["overlap_by_depth"])
+            yield f"`{name}`", mean, *per_set, given, overlap, _number(entry["draft_ms_per_step"], ".1f"), _tree(entry["tree"])
+
+    names = ("head", "tau", *(f"tau, {one}" for one in sets), "accepted at depth 1, 2, ... given the depth before")
+    return "What the shipped heads are worth", (*names, "overlap by depth", "draft ms per step", "tree (depth/top-k/nodes)"), rows()
+
+
+def _bench(told: Mapping[str, Any]) -> Drawing:
+    def rows() -> Iterator[Sequence[str]]:
+        for name, entry in told["methods"].items():
+            speed = entry["speed_up"]
+            ratio = f"{speed['ratio']:.2f} [{speed['low']:.2f}, {speed['high']:.2f}]"
+            tree, rate = entry.get("tree"), entry["tokens_per_second"]["median"]
+            yield f"`{name}`", _number(rate, ".1f"), ratio, _number(entry.get("mean_acceptance_length")), _tree(tree)
+
+    names = ("method", "tokens/s", "speed-up over plain decoding [95 % over prompts]", "tau", "tree (depth/top-k/nodes)")
+    return "Speed", names, rows()
+
+
+def _ablation(told: Mapping[str, Any]) -> Drawing:
+    taus = {(row["family"], row["layers"], row["adversary"]): row["tau"] for row in told["rows"]}
+
+    def gain(key: tuple[str, int, float], against: tuple[str, int, float]) -> str:
+        return f"{taus[key] / taus[against] - 1:+.1%}" if against in taus and key != against else "–"
+
+    def rows() -> Iterator[Sequence[str]]:
+        for row in told["rows"]:
+            family, layers, adversary = key = (row["family"], row["layers"], row["adversary"])
+            layers_part, adversary_part = gain(key, (family, 1, adversary)), gain(key, (family, layers, 0.0))
+            facts = (family, str(layers), f"{adversary:g}", f"{row['tokens_seen']:,}", _per_depth(row["held_out"]["top1"]))
+            yield *facts, _number(row["tau"]), layers_part, adversary_part
+
+    names = ("family", "K", "lambda", "tokens seen", "held-out top-1 by step", "tau", "due to layers", "due to the adversary")
+    return "KOALA's two ingredients apart, at equal training tokens", names, rows()
+
+
+DRAWN: dict[str, Callable[[Mapping[str, Any]], Drawing]] = {
+    "draftscope.evaluation": _evaluation,
+    "draftscope.bench": _bench,
+    "draftscope.ablation": _ablation,
+}
+
+
+def main() -> None:
+    """Put the tables into the README."""
+    begin, end = MARKS
+    before, _, rest = README.read_text(encoding="utf-8").partition(begin)
+    _, _, after = rest.partition(end)
+    block = "\n\n".join(table.markdown() for table in tables())
+    README.write_text(f"{before}{begin}\n\n{block}\n\n{end}{after}", encoding="utf-8")
+    print(f"{len(tables())} tables")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The trees that `python -m decoding tune` chose, kept in the user's cache folder. No torch here: the page draws them."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+from decoding.embedded import cache_dir
+from decoding.records import Run, TreeShape
+from decoding.written import save
+
+SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "results" / "tuned.json"
+
+
+@dataclass
+class Tuned:
+    """The choice for one head on one machine, and the figures behind it."""
+
+    head: str
+    target: str
+    machine: str
+    dtype: str
+    threads: int
+    depth: int
+    top_k: int
+    nodes: int
+    ms_per_token: float  # as expected for this tree
+    plain_ms: float  # one plain token, measured beside it
+    tau: float
+    verify_ms: dict[int, float]  # by rows
+    draft_ms: dict[str, float]  # by "depth/top_k"
+    curve: list[dict[str, float]] = field(default_factory=list)  # the best tree of each number of nodes
+    measured: str = ""
+
+    @property
+    def tree(self) -> TreeShape:
+        return TreeShape(self.depth, self.top_k, self.nodes)
+
+    @property
+    def speed_up(self) -> float:
+        """Expected, over plain decoding."""
+        return self.plain_ms / self.ms_per_token
+
+
+def _file() -> Path:
+    return cache_dir() / "tuned.json"
+
+
+def remember(key: str, tuned: Tuned) -> None:
+    """Keep a choice."""
+    save({**{name: asdict(one) for name, one in known(_file()).items()}, key: asdict(tuned)}, _file())
+
+
+def recall(key: str) -> Tuned | None:
+    """A choice that was kept."""
+    return known(_file()).get(key)
+
+
+def known(path: Path) -> dict[str, Tuned]:
+    """All choices in a file; what can't be read, or was written by another version, is not there."""
+    try:
+        told = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    out = {}
+    for key, entry in told.items() if isinstance(told, Mapping) else ():
+        try:
+            out[key] = Tuned(**{**entry, "verify_ms": {int(rows): float(ms) for rows, ms in entry["verify_ms"].items()}})
+        except (KeyError, TypeError, ValueError, AttributeError):
+            continue
+    return out
+
+
+def chosen_for(run: Run) -> Tuned | None:
+    """The newest choice for a run's head on the kind of machine it ran on; shipped ones count where there is no own one."""
+    where = run.environment
+    wanted = (run.head, run.target, where.machine, where.dtype)
+    for path in (_file(), SHIPPED):
+        found = [one for one in known(path).values() if (one.head, one.target, one.machine, one.dtype) == wanted]
+        if found:
+            return max(found, key=lambda one: one.measured)
+    return None
+
+
+def told(tuned: Tuned) -> str:
+    """The choice and its curve as text."""
+    lines = [
+        f"{tuned.head}: tree_depth {tuned.depth}, tree_top_k {tuned.top_k}, tree_nodes {tuned.nodes}: {tuned.ms_per_token:.1f} ms a token, "
+        f"tau {tuned.tau:.2f}; a plain token {tuned.plain_ms:.1f} ms, so {tuned.speed_up:.2f}x is expected",
+        "verification, ms by rows: " + ", ".join(f"{rows}: {ms:.1f}" for rows, ms in tuned.verify_ms.items()),
+        "nodes  depth  top_k   tau  ms a token",
+    ]
+    shown = [point for point in tuned.curve if point["nodes"] + 1 in tuned.verify_ms or point["nodes"] == tuned.nodes]
+    for point in shown:
+        mark = "  <- chosen" if point["nodes"] == tuned.nodes else ""
+        lines.append("{nodes:>5}  {depth:>5}  {top_k:>5}  {tau:>4.2f}  {ms_per_token:>6.1f}".format(**point) + mark)
+    return "\n".join(lines)
