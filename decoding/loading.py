@@ -29,6 +29,7 @@ from decoding.target import Target
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # what reading files that were cut, mixed up or made for something else ends in
 BROKEN = (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError, MemoryError, EOFError, SafetensorError, UnpicklingError)
+NO_CODE = {"trust_remote_code": False}  # said, for transformers asks on the terminal where nothing is said
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
@@ -94,12 +95,12 @@ def load_target(source: str, device: str = "auto", dtype: str = "auto", progress
     if precision in QUANTIZED:
         options["quantization_config"] = _quantization(precision, kind)
     try:
-        config = AutoConfig.from_pretrained(path)
+        config = AutoConfig.from_pretrained(path, **NO_CODE)
         where = placement(config, weights_bytes(path, precision), picked, device == "auto" and precision in DTYPES, name)
         with _told(name, progress):
             # ZeroGPU stands in for a GPU on this thread alone, and transformers moves weights to devices on threads of its own
             apart = where == "cuda" and on_zero_gpu()
-            model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, device_map="cpu" if apart else where, **options)
+            model = AutoModelForCausalLM.from_pretrained(path, dtype=kind, device_map="cpu" if apart else where, **options, **NO_CODE)
             if apart:
                 model.to("cuda")
     except DraftscopeError:
@@ -257,7 +258,7 @@ def load_tokenizer(path: Path, source: str) -> Any | None:
     if not any((path / name).exists() for name in TOKENIZER_FILES):
         return None
     try:
-        tokenizer = AutoTokenizer.from_pretrained(path)
+        tokenizer = AutoTokenizer.from_pretrained(path, **NO_CODE)
     except BROKEN as error:
         raise DraftscopeError(f"the tokenizer of target {source!r} can't be loaded: {first_line(error)}") from error
     family = family_of(source)

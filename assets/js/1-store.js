@@ -283,6 +283,16 @@ window.draftscope = (() => {
     } else draw("data");
   }
 
+  // Gradio's upload button says nothing of a file that is too large to be sent
+  document.addEventListener("change", ({ target }) => {
+    const most = window.gradio_config?.max_file_size;
+    const large = most && target.type === "file" && [...target.files].find((file) => file.size > most);
+    if (!large) return;
+    const megabytes = (bytes) => `${+(bytes / 2 ** 20).toFixed(2)} MB`;
+    const note = `${large.name} has ${megabytes(large.size)}: this server takes files of ${megabytes(most)} at most`;
+    receive(JSON.stringify({ kind: "keep", note, failed: true }));
+  }, true);
+
   return {
     views: {},
     state,

@@ -13,6 +13,7 @@ import threading
 import time
 from argparse import ArgumentParser
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -455,6 +456,68 @@ def test_a_checkpoint_with_code_in_it_does_not_run(server: Server, tmp_path: Pat
     with pytest.raises(DraftscopeError):
         models.head(str(head), models.target(server.models.source))
     assert not (tmp_path / "ran").exists()
+
+
+def copied(server: Server, folder: Path) -> Path:
+    return Path(shutil.copytree(server.models.source, folder / "target"))
+
+
+def test_a_target_with_code_in_its_weights_does_not_run_it(server: Server, tmp_path: Path) -> None:
+    class Bomb:
+        def __reduce__(self) -> tuple:
+            return (Path.touch, (tmp_path / "ran",))
+
+    target = copied(server, tmp_path)
+    for weights in target.glob("*.safetensors*"):
+        weights.unlink()
+    models = Models(server.models.source, "cpu", "float32")
+    wanted = models.target(models.source).name
+    for write in (
+        lambda path: path.write_bytes(pickle.dumps({"model.norm.weight": Bomb()})),
+        lambda path: torch.save({"model.norm.weight": Bomb()}, path),
+    ):
+        write(target / "pytorch_model.bin")
+        with pytest.raises(DraftscopeError, match="can't be loaded"):
+            models.target(str(target))
+        assert not (tmp_path / "ran").exists() and models.target(models.source).name == wanted
+
+
+@pytest.mark.parametrize("part", ["config.json", "tokenizer_config.json"])
+def test_a_target_that_brings_code_of_its_own_does_not_run_it(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
+) -> None:
+    def asked(*_: object) -> str:
+        pytest.fail("somebody is asked on the terminal whether to trust it")
+
+    monkeypatch.setattr("builtins.input", asked)
+    target = copied(server, tmp_path)
+    ran = f"from pathlib import Path; Path({str(tmp_path / 'ran')!r}).touch()\nclass Own: pass\n"
+    (target / "own.py").write_text(ran)
+    told = json.loads((target / part).read_text())
+    told["auto_map"] = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", "own.Own"]}
+    told |= {"model_type": "of_its_own", "tokenizer_class": "Own"}
+    (target / part).write_text(json.dumps(told))
+    with suppress(DraftscopeError):  # refused, or loaded as the kind that transformers knows
+        Models(str(target), "cpu", "float32").target(str(target))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_file_that_is_too_large_is_refused_in_words(browser: Browser, server: Server) -> None:
+    for other in serve(server.models, server.runs, Operator(max_upload_mb=1)):
+        for size, status in ((1 << 20, 200), ((1 << 20) + 1, 413)):
+            answer = httpx.post(other.url + "gradio_api/upload", files={"files": ("run.json", b"x" * size)}, timeout=60)
+            assert answer.status_code == status
+        assert answer.text == "File size exceeded maximum allowed size of 1048576 bytes."
+        page = browser.new_page()
+        page.goto(other.url)
+        page.wait_for_function(DRAWN)
+        page.get_by_role("tab", name="Runs").click()
+        with page.expect_file_chooser() as waiting:
+            page.click("#ds-upload")
+        waiting.value.set_files({"name": "run.json", "mimeType": "application/json", "buffer": b"x" * (2 << 20)})
+        expect(page.get_by_role("alert")).to_contain_text("run.json has 2 MB: this server takes files of 1 MB at most")
+        expect(page.locator(".ds-lane")).to_have_count(3)
+        page.close()
 
 
 def test_no_token_of_the_hub_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

