@@ -147,8 +147,20 @@ window.draftscope = (() => {
   }
 
   // ---- what arrives -----------------------------------------------------------------------------------------------
+  // The opening view is in the page from the start: where the address names another one, it is not flashed before that.
+  let opening = ["run", "lane", "step"].some((name) => new URLSearchParams(location.search).has(name)) ? "" : null;
   function receive(text) {
     if (!text) return;
+    if (opening === "") {
+      opening = text;
+      setTimeout(() => state.info || take(text), 5000); // nothing else came
+      return;
+    }
+    if (opening && JSON.parse(text).kind === "keep") take(opening); // a refusal stands below what is shown
+    opening = null;
+    take(text);
+  }
+  function take(text) {
     const message = JSON.parse(text);
     const before = state.info;
     if (message.kind === "keep" && before) {

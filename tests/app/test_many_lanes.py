@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from playwright.sync_api import Browser, expect
 
-from tests.app.conftest import Server, opened, record_tiny, serve, tiny_models
+from tests.app.conftest import PATIENCE, Server, opened, record_tiny, serve, tiny_models
 
 HEADS = {
     "eagle": "eagle2_tiny/head_bias",
@@ -55,3 +55,21 @@ def test_medusa_is_shown_as_what_it_is(browser: Browser, many: Server) -> None:
         page.get_by_role("tab", name="Why HASS, why KOALA").click()
         expect(page.locator(".ds-card[data-method=koala-eagle] .ds-seen")).to_contain_text("KOALA-Medusa beside Medusa: tau")
         expect(page.get_by_text("Medusa and KOALA-Medusa guess every position from one true feature").first).to_be_visible()
+
+
+def test_a_view_that_an_address_names_is_the_first_to_be_drawn(browser: Browser, many: Server) -> None:
+    seen = """window.seen = [];
+    new MutationObserver(() => {
+      const title = document.querySelector(".ds-title")?.textContent;
+      if (title && window.seen.at(-1) !== title) window.seen.push(title);
+    }).observe(document, { subtree: true, childList: true, characterData: true });"""
+    titles = []
+    for query in ("", "?run=one&lane=hass&step=1"):
+        with browser.new_context() as context:
+            context.add_init_script(seen)
+            page = context.new_page()
+            page.goto(many.url + query)
+            page.locator(".ds-node").first.wait_for(timeout=PATIENCE)
+            titles.append(page.evaluate("window.seen"))
+    opening, named = titles
+    assert len(opening) == len(named) == 1 and opening != named
