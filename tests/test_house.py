@@ -17,6 +17,7 @@ from packaging.specifiers import SpecifierSet
 import app.cli
 import decoding.cli
 import heads.cli
+from app import results
 from tests import conftest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -50,6 +51,12 @@ def test_every_command_of_the_readme_is_understood(line: str, monkeypatch: pytes
     understood = []
     monkeypatch.setattr(package, "run_command", lambda command: understood.append(command) or 0)
     assert package.main(arguments) == 0 and len(understood) == 1
+
+
+def test_the_readme_shows_the_shipped_results() -> None:
+    begin, end = results.MARKS
+    shown = results.tables()
+    assert shown and README.split(begin)[1].split(end)[0].strip() == "\n\n".join(table.markdown() for table in shown)
 
 
 def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

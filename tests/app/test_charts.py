@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from app import results
 from app.charts import CHARTS, Look, draw_all
 from app.lossless import lossless_panel
 from app.papers import papers_panel
@@ -84,3 +85,7 @@ def test_papers_panel_names_source_and_hardware(runs: list[Run]) -> None:
     told = papers_panel(runs)
     for part in ("2408.15766", "H800", "2503.01840", "RTX 3090", "2408.08146", "made up"):
         assert part in told
+    shown = results.tables()
+    assert shown
+    for table in shown:  # what was measured, where, when and by which command
+        assert all(part in told for part in (table.title, table.where, table.command)) and table.rows
