@@ -75,10 +75,10 @@ def _evaluation(told: Mapping[str, Any]) -> Drawing:
             per_set = [_number(entry["per_set"][one]["mean_acceptance_length"]) for one in sets]
             mean = _number(entry["mean_acceptance_length"])
             given, overlap = _per_depth(entry["conditional_acceptance"]), _per_depth(entry["overlap_by_depth"])
-            yield f"`{name}`", mean, *per_set, given, overlap, _number(entry["draft_ms_per_step"], ".1f"), _tree(entry["tree"])
+            yield f"`{name}`", mean, *per_set, given, overlap, _tree(entry["tree"])
 
     names = ("head", "tau", *(f"tau, {one}" for one in sets), "accepted at depth 1, 2, ... given the depth before")
-    return "What the shipped heads are worth", (*names, "overlap by depth", "draft ms per step", "tree (depth/top-k/nodes)"), rows()
+    return "Acceptance", (*names, "overlap by depth", "tree (depth/top-k/nodes)"), rows()
 
 
 def _bench(told: Mapping[str, Any]) -> Drawing:
@@ -86,10 +86,12 @@ def _bench(told: Mapping[str, Any]) -> Drawing:
         for name, entry in told["methods"].items():
             speed = entry["speed_up"]
             ratio = f"{speed['ratio']:.2f} [{speed['low']:.2f}, {speed['high']:.2f}]"
-            tree, rate = entry.get("tree"), entry["tokens_per_second"]["median"]
-            yield f"`{name}`", _number(rate, ".1f"), ratio, _number(entry.get("mean_acceptance_length")), _tree(tree)
+            phases, rate = entry.get("phase_ms_per_step", {}), entry["tokens_per_second"]["median"]
+            costs = (_number(phases.get(phase), ".1f") for phase in ("draft", "verify"))
+            yield f"`{name}`", _number(rate, ".1f"), ratio, _number(entry.get("mean_acceptance_length")), *costs, _tree(entry.get("tree"))
 
-    names = ("method", "tokens/s", "speed-up over plain decoding [95 % over prompts]", "tau", "tree (depth/top-k/nodes)")
+    costs = ("draft ms per step", "verify ms per step", "tree (depth/top-k/nodes)")
+    names = ("method", "tokens/s", "speed-up over plain decoding [95 % over prompts]", "tau", *costs)
     return "Speed", names, rows()
 
 
