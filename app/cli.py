@@ -31,7 +31,8 @@ def parser() -> argparse.ArgumentParser:
         "--head", action="append", default=[], metavar="ID", help="a head beside the shipped ones: a folder or a hub id; may be repeated"
     )
     out.add_argument("--device", default="auto", metavar="D", help="auto, cpu, cuda or cuda:N (default: auto)")
-    out.add_argument("--dtype", default="auto", metavar="T", help="auto, float32, bfloat16 or float16 (default: auto)")
+    kinds = "auto, float32, bfloat16, float16, and on an NVIDIA GPU 8bit or 4bit (default: auto)"
+    out.add_argument("--dtype", default="auto", metavar="T", help=kinds)
     out.add_argument("--host", default=None, metavar="H", help="address to listen on (default: this machine only)")
     out.add_argument("--port", type=int, default=None, metavar="P", help="port to listen on (default: the first free one from 7860)")
     out.add_argument(

@@ -28,6 +28,7 @@ from app.view import (
 )
 from decoding.errors import Stopped, UsageError
 from decoding.metrics import Metrics, measure
+from decoding.prompts import check_text
 from decoding.records import AUTOREGRESSIVE, Run, Settings, Step
 
 if TYPE_CHECKING:
@@ -56,9 +57,10 @@ class Request:
     def __post_init__(self) -> None:
         if not isinstance(self.methods, (list, tuple)):
             raise UsageError(f"methods is {self.methods!r:.60}: a list of names was expected")
-        for name, value in (("prompt", self.prompt), ("target", self.target), *(("a method", one) for one in self.methods)):
+        for name, value in (("prompt", self.prompt), ("target", self.target), *(("method", one) for one in self.methods)):
             if not isinstance(value, str):
-                raise UsageError(f"{name} is {value!r:.60}: text was expected")
+                raise UsageError(f"the {name} is {value!r:.60}: text was expected")
+            check_text(name, value)
         if not self.prompt.strip():
             raise UsageError("the prompt is empty: type something for the target to answer, or pick an example")
 

@@ -63,7 +63,8 @@ class Operator:
                 parser.add_argument(name, action="store_true", help=words)
             else:
                 shown = "" if one.default is None else f" (default: {one.default:g})"
-                parser.add_argument(name, type=one.metadata["type"], default=one.default, metavar="N", help=words + shown)
+                kind = one.metadata["type"]
+                parser.add_argument(name, type=kind, default=one.default, metavar="DIR" if kind is Path else "N", help=words + shown)
 
     @property
     def lanes_words(self) -> str:

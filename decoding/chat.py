@@ -11,6 +11,7 @@ from jinja2 import TemplateError
 from tokenizers import Tokenizer
 
 from decoding.errors import UsageError
+from decoding.prompts import check_text
 
 Message = dict[str, str]
 _MARK = "DRAFTSCOPE{}TURN"
@@ -73,8 +74,8 @@ def encode_prompt(tokenizer: Any, prompt: str | Sequence[Message]) -> list[int]:
     if not messages or not messages[-1]["content"].strip():
         raise UsageError("the prompt is empty: type something for the target to answer")
     contents = [message["content"] for message in messages]
-    if any("\ud800" <= character <= "\udfff" for content in contents for character in content):
-        raise UsageError("the prompt is not valid text: it holds half of a surrogate pair")
+    for content in contents:
+        check_text("prompt", content)
     templated = bool(getattr(tokenizer, "chat_template", None))
     typed = any(_typed(tokenizer, content) for content in contents)
     if not templated:  # a base model: the tokenizer's own opening (its BOS, say), then the text

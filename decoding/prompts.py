@@ -7,6 +7,12 @@ from typing import NamedTuple
 from decoding.errors import UsageError
 
 
+def check_text(name: str, text: str) -> None:
+    """Raises UsageError where a text can't be written anywhere."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise UsageError(f"the {name} is not valid text: it holds half of a surrogate pair")
+
+
 class Prompt(NamedTuple):
     """One question of a benchmark; measuring uses its first turn."""
 

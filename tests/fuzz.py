@@ -1,7 +1,8 @@
-"""Bad input, by the thousand: `python -m tests.fuzz --cases 20000`. A short version runs in the suite (tests/app/test_input.py).
+"""Bad input, by the thousand: `python -m tests.fuzz --cases 23500`. A short version runs in the suite (tests/app/test_input.py).
 
 Prompts, settings, Run files and addresses come from hypothesis. Whatever comes in, the answer is a result or a UsageError in one line
-that holds no markup: no other exception, no hang. Run files are also cut, changed at random places, packed as bombs and made huge.
+that holds no markup: no other exception, no hang. A third of the cases is right by construction, and must be taken. Run files are also
+cut, changed at random places, packed as bombs and made huge.
 """
 
 import argparse
@@ -14,22 +15,24 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer
 
 from app.address import link, read_address
+from app.comparison import Request
 from app.library import load_uploaded
 from app.lossless import lossless_panel, shown
 from app.messages import pack, refusal
 from app.operator import Operator
 from app.page import read_settings
-from app.view import session_of
+from app.view import session_of, settings_line
 from decoding.chat import encode_prompt
 from decoding.embedded import embedded_path
 from decoding.errors import UsageError
-from decoding.records import Run, Settings
+from decoding.records import Run, Settings, TreeShape
 from tests.records import make_run
 
 SECONDS = 20  # of computing, the longest that one input may take
@@ -52,6 +55,21 @@ anything = st.recursive(
     max_leaves=8,
 )
 numbers = st.integers() | st.floats() | st.sampled_from([0, 1, -1, 1e308, 2**63, 2**64, 10**30, float("nan"), float("inf")]) | anything
+ids = st.integers(0, 2**31 - 1)
+good_settings = st.fixed_dictionaries(
+    {},
+    optional={
+        "max_new_tokens": st.integers(1, 131072),
+        "temperature": st.floats(0, 10),
+        "top_p": st.floats(0.001, 1),
+        "top_k": st.integers(0, 1 << 30),
+        "seed": st.integers(0, 2**63 - 1),
+        "tree_depth": st.integers(1, 16),
+        "tree_top_k": st.integers(1, 64),
+        "tree_nodes": st.integers(1, 512),
+        "stop_token_ids": st.none() | st.lists(ids, max_size=4),
+    },
+)
 texts = st.lists(st.text(max_size=30) | st.sampled_from(MARKUP), max_size=5).map("".join)
 
 
@@ -111,7 +129,39 @@ class Cases:
             "settings of the page", 3000, st.lists(numbers, min_size=8, max_size=8), lambda values: refused(lambda: read_settings(values))
         )
         fields = st.dictionaries(st.sampled_from([*names, "other"]), numbers, max_size=5)
-        self.run("settings of the API", 3000, fields, lambda values: refused(lambda: Settings(**values)))
+        self.run("settings of the API", 2000, fields, lambda values: refused(lambda: Settings(**values)))
+
+        def good(values: dict[str, Any]) -> bool:
+            """In range, so they are taken, written and read back; with a head's tree they agree, or it is said why not."""
+            read = Settings(**values)
+            assert Settings(**json.loads(read.model_dump_json())) == read
+            assert (settings_line(read) and "<" not in settings_line(read)) or not values
+            refused(lambda: Operator().check_settings(read))
+            refused(lambda: read.resolved(TreeShape()).tree.check())
+            return False
+
+        self.run("settings in range", 2000, good_settings, good)
+
+    def requests(self) -> None:
+        """What the page and the API ask for, with values of any kind in one place or none."""
+        good = st.fixed_dictionaries(
+            {"prompt": texts.filter(str.strip), "methods": st.lists(st.text(max_size=20), min_size=1, max_size=4), "target": st.text()}
+        )
+        bad = st.dictionaries(st.sampled_from(["prompt", "methods", "target"]), anything | st.just("\ud83d"), max_size=1)
+
+        def check(value: tuple[dict[str, Any], dict[str, Any], dict[str, Any]]) -> bool:
+            asked, wrong, values = value
+
+            def attempt() -> None:
+                request = Request(**asked | wrong, settings=Settings(**values), session="s")
+                Operator(max_lanes=4).check(request.prompt, request.methods, Settings())
+                link(request.prompt, request.ordered(), request.settings).encode()
+
+            told = refused(attempt)
+            assert wrong or not told, "a good request was refused"
+            return told
+
+        self.run("requests", 2000, st.tuples(good, bad, good_settings), check)
 
     def addresses(self) -> None:
         """Queries of any text; what is taken can be written back."""
@@ -126,7 +176,19 @@ class Cases:
 
             return refused(attempt)
 
-        self.run("addresses", 4000, st.dictionaries(keys, values, max_size=6), check)
+        self.run("addresses", 2000, st.dictionaries(keys, values, max_size=6), check)
+
+        def linked(value: tuple[str, list[str], dict[str, Any]]) -> bool:
+            """A copied link opens what was asked for."""
+            prompt, methods, values = value
+            asked = Settings(**values)
+            opened = read_address(dict(parse_qsl(link(prompt, methods, asked), keep_blank_values=True)))
+            assert (opened.prompt or "") == prompt and opened.methods == methods
+            assert opened.checked() == asked.model_copy(update={"stop_token_ids": None})
+            return False
+
+        names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters=","), min_size=1, max_size=12)
+        self.run("links", 2000, st.tuples(texts, st.lists(names, max_size=4), good_settings), linked)
 
     def records(self) -> None:
         """Run files: fields changed to anything, texts cut, bytes changed."""
@@ -144,8 +206,29 @@ class Cases:
                 holder[path[-1]] = value
             return json.dumps(record)
 
+        def good(value: tuple[list[list[int]], list[int], dict[str, Any]]) -> bool:
+            """Whole records, a lane with a head beside plain decoding: taken, and the same when read back."""
+            drafted, plain, told = value
+            runs = [make_run(drafted, **told), make_run([[token] for token in plain], plain=True, **told)]
+            assert all(Run.from_json(run.to_json()) == run for run in runs)
+            assert not self._upload(*(run.to_json() for run in runs)), "a good record was refused"
+            return False
+
+        marked = {"device": "<b>", "dtype": "<i>", "threads": 1, "machine": "<script>", "versions": {"<u>": "<s>"}, "notes": ["<a>"]}
+        ends = st.sampled_from(["stop", "length", "cancelled", "error"])
+        told = st.fixed_dictionaries(
+            {"text": texts, "target": texts, "prompt_text": texts, "finish_reason": ends},
+            optional={
+                "token_texts": st.dictionaries(ids, texts, max_size=6),
+                "error": st.none() | texts,
+                "environment": st.just(marked),
+            },
+        )
+        path = st.lists(ids, min_size=1, max_size=5)
+        whole = st.tuples(st.lists(path, min_size=1, max_size=6), st.lists(ids, min_size=1, max_size=8), told)
+        self.run("records, whole", 2000, whole, good)
         fields = st.tuples(st.sampled_from(paths), numbers, st.booleans()).map(changed)
-        self.run("records, a field changed", 4000, fields, self._upload)
+        self.run("records, a field changed", 2000, fields, self._upload)
         text = json.dumps(self.record)
         cuts = st.integers(0, len(text)).map(lambda at: text[:at])
         self.run("records, cut", 500, cuts, self._upload)
@@ -176,13 +259,14 @@ class Cases:
         assert refused(lambda: load_uploaded([str(bomb)])), "a bomb was taken"
         self.counts["bomb of 300 MB: refused"] += 1
 
-    def _upload(self, content: str | bytes) -> bool:
-        """As the page does it: read the file, make the message and the panels of what was taken."""
-        path = self.folder / "upload.json"
-        path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
+    def _upload(self, *contents: str | bytes) -> bool:
+        """As the page does it: read the files, make the message and the panels of what was taken."""
+        paths = [self.folder / f"upload-{index}.json" for index in range(len(contents))]
+        for path, content in zip(paths, contents, strict=True):
+            path.write_bytes(content if isinstance(content, bytes) else content.encode("utf-8", "surrogatepass"))
 
         def attempt() -> None:
-            runs: list[Run] = load_uploaded([str(path)])
+            runs: list[Run] = load_uploaded(list(map(str, paths)))
             assert "<" not in pack(session_of(runs, "uploaded", "uploaded", "")), "markup in what the page gets"
             panel = lossless_panel(runs)
             assert "<script" not in panel and "<img" not in panel
@@ -191,7 +275,7 @@ class Cases:
         return refused(attempt)
 
     def all(self) -> Counter:
-        for part in (self.prompts, self.settings, self.addresses, self.records, self.large):
+        for part in (self.prompts, self.settings, self.requests, self.addresses, self.records, self.large):
             part()
         return self.counts
 
@@ -206,9 +290,9 @@ def _paths(value: Any, above: tuple = ()) -> Any:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--cases", type=int, default=20_500, help="about how many")
+    parser.add_argument("--cases", type=int, default=23_500, help="about how many")
     options = parser.parse_args()
-    counts = Cases(options.cases / 20_500).all()
+    counts = Cases(options.cases / 23_500).all()
     print(sum(counts.values()), "cases:", dict(sorted(counts.items())))
     return 0
 

@@ -1,5 +1,6 @@
 """`python app.py` and `python -m app.record`: help, and mistakes told in one line with exit code 2."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -28,6 +29,12 @@ def test_help() -> None:
     assert told.returncode == 0
     for option in ("--target", "--head", "--device", "--dtype", "--host", "--port", "--allow-custom-models"):
         assert option in told.stdout
+
+
+def test_the_readme_names_every_argument() -> None:
+    read = (ROOT / "README.md").read_text()
+    missing = [name for name in re.findall(r"^  (--[a-z-]+)", parser().format_help(), re.MULTILINE) if name not in read]
+    assert not missing
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,18 @@ def test_a_record_that_can_t_be_kept_is_told(server: Server, tmp_path: Path) -> 
     assert "could not be kept" in work.note and work.runs[0].finish_reason == "length"
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_run_is_one_line_of_the_log_with_its_prompt_only_where_that_is_wanted(
+    server: Server, caplog: pytest.LogCaptureFixture, wanted: bool
+) -> None:
+    with caplog.at_level(logging.INFO, "draftscope"):
+        work = run(server, ask(server, Operator(log_prompts=wanted), tokens=8, temperature=0.5))
+    (line,) = [told for told in map(json.loads, caplog.messages) if told["event"] == "run"]
+    assert (line["id"], line["outcome"], line["tokens"], line["settings"]["temperature"]) == ("test", "length", 8, 0.5)
+    assert line["tau"] == 1 and line["tokens_per_second"] > 0 and line["error"] is None
+    assert line.get("prompt") == (work.runs[0].prompt_text if wanted else None) and (PROMPT in str(caplog.messages)) == wanted
+
+
 # ---- limits ----------------------------------------------------------------------------------------------------------
 @pytest.mark.parametrize(
     ("limit", "values", "words"),
@@ -357,9 +369,11 @@ def test_more_methods_than_four_where_the_operator_allows_them(server: Server, t
         ({"prompt": [{"role": "system", "content": "x"}]}, "text was expected"),
         ({"methods": "autoregressive"}, "a list of names was expected"),
         ({"methods": None}, "a list of names was expected"),
-        ({"methods": [["autoregressive"]]}, "a method is ['autoregressive']: text was expected"),
+        ({"methods": [["autoregressive"]]}, "the method is ['autoregressive']: text was expected"),
         ({"methods": []}, "0 methods chosen"),
         ({"target": 5}, "target is 5: text was expected"),
+        ({"prompt": "half \ud83d"}, "the prompt is not valid text"),
+        ({"methods": ["half \ud83d"]}, "the method is not valid text"),
         ({"prompt": " \n"}, "the prompt is empty"),
         ({"max_new_tokens": "many"}, "max_new_tokens"),
         ({"seed": {}}, "seed"),
@@ -367,7 +381,8 @@ def test_more_methods_than_four_where_the_operator_allows_them(server: Server, t
 )
 def test_values_of_another_kind_are_refused_in_words(server: Server, asked: dict, words: str) -> None:
     body = {"prompt": PROMPT, "methods": ["autoregressive"], **asked}
-    event = httpx.post(server.url + "gradio_api/call/v2/compare", json=body).json()["event_id"]
+    sent = httpx.post(server.url + "gradio_api/call/v2/compare", content=json.dumps(body), headers={"Content-Type": "application/json"})
+    event = sent.json()["event_id"]
     told = httpx.get(f"{server.url}gradio_api/call/compare/{event}", timeout=60).text
     assert told.startswith("event: error") and words in json.loads(told.split("data: ", 1)[1])["error"]
     assert "log tells more" not in told, "the visitor's own mistake counts as the server's"
