@@ -89,9 +89,25 @@ def choose(
     return min(curve, key=lambda point: point["ms_per_token"]), curve
 
 
-def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tokens: int = 48) -> Tuned:
-    """Measure costs and acceptance, choose, and remember the choice for this machine."""
-    from decoding.costs import drafting, verification
+def verify_costs(target: Target) -> dict[int, float]:
+    """Milliseconds of a verification by rows (1 = a plain step), the same for every head.
+
+    More rows never cost less, and what disturbs a measurement only makes it longer: a figure above that of more rows is
+    replaced by it.
+    """
+    from decoding.costs import verification
+
+    measured = {rows: ms for (_, rows), ms in verification(target, ROWS, [200]).items()}
+    return {rows: min(ms for more, ms in measured.items() if more >= rows) for rows in measured}
+
+
+def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], verified: dict[int, float], max_new_tokens: int = 48) -> Tuned:
+    """Measure what drafting costs and what is accepted, choose, and remember the choice for this machine.
+
+    Args:
+        verified: from `verify_costs`.
+    """
+    from decoding.costs import drafting
 
     order = getattr(head, "choices", None)
     deepest = max(map(len, order)) if order else DEEPEST
@@ -101,7 +117,6 @@ def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tok
     steps: list[Step] = []
     for prompt in tqdm(prompts, unit="prompt", desc=f"tune {head.name}", file=sys.stderr):
         steps += [step for step in Generation(target, head, prompt.text, wide) if step.node_ids]
-    verified = {rows: ms for (_, rows), ms in verification(target, ROWS, [200]).items()}
     shapes = {}
     for depth in range(1, deepest + 1):
         for width in (widest,) if order else WIDTHS:

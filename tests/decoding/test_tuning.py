@@ -8,7 +8,7 @@ from decoding import Settings, UsageError, generate
 from decoding.cli import main
 from decoding.costs import verification
 from decoding.records import TreeShape
-from decoding.tuning import choose, line, reaches, tune, tuned_for
+from decoding.tuning import choose, line, reaches, tune, tuned_for, verify_costs
 from heads import load_head
 from tests.conftest import GOLDEN
 
@@ -67,7 +67,9 @@ def test_tune_is_remembered_for_this_head_and_hand_set_values_win(tiny_target, c
     head = load_head(folder, tiny_target)
     assert tuned_for(tiny_target, head) is None and head.tree == TreeShape()
     prompts = [type("Prompt", (), {"text": PROMPT})()]
-    tuned = tune(tiny_target, head, prompts, max_new_tokens=12)
+    verified = verify_costs(tiny_target)
+    assert list(verified.values()) == sorted(verified.values()), "more rows never cost less"
+    tuned = tune(tiny_target, head, prompts, verified, max_new_tokens=12)
     assert tuned.ms_per_token == min(point["ms_per_token"] for point in tuned.curve) > 0
     again = load_head(folder, tiny_target)
     assert again.tree == tuned.tree and tuned_for(tiny_target, again) == tuned
