@@ -46,9 +46,8 @@ def test_the_tree_that_fits_the_machine_is_shown_with_its_curve(runs: list[Run],
     where = runs[1].environment
     curve = [{"nodes": n, "depth": 2, "top_k": 3, "tau": 1 + n / 4, "ms_per_token": 30.0 + abs(n - 3)} for n in (1, 2, 3, 4)]
     told = {"head": runs[1].head, "target": runs[1].target, "dtype": where.dtype, "threads": 2, "plain_ms": 45.0}
-    tuned = Tuned(
-        **told, machine=where.machine, depth=2, top_k=3, nodes=3, ms_per_token=30.0, verify_ms={1: 30.0}, draft_ms={}, curve=curve
-    )
+    costs = {"tau": 1.75, "ms_per_token": 30.0, "verify_ms": {1: 30.0}, "draft_ms": {}}
+    tuned = Tuned(**told, **costs, machine=where.machine, depth=2, top_k=3, nodes=3, curve=curve)
     remember("other machine", replace(tuned, machine="another", nodes=4))
     remember("this one", tuned)
     chart = dict(zip(WHY, draw_why(runs, Look(True)), strict=True))[name]
