@@ -3,7 +3,7 @@
 The target's features have a few entries twenty times as large as the others, its embeddings a tenth of their size. A step
 of equal size in every weight is then far too long for the former and too short for the latter. So the matrices that
 read them are trained as V, W = V / size of the input; what is saved is W. On the embedded target this and Muon together
-take half the tokens that AdamW takes in W (README, "Training heads").
+need three quarters of the tokens that AdamW needs in W (README, "Training heads").
 """
 
 from collections.abc import Sequence
