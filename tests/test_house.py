@@ -78,9 +78,10 @@ def test_the_space_card_is_one_that_spaces_read() -> None:
 
 
 def test_torch_can_be_had_without_a_gpu_build() -> None:
-    """2.13 is the newest release that has a CPU build on the package index; the floor is the first that Spaces' GPUs run."""
+    """2.13 is the newest release that has a CPU build on the package index; the floor is the first with Muon, which training uses;
+    Spaces' GPUs run 2.8.0 to 2.11.0."""
     torch = requirements("requirements.txt")["torch"].specifier
-    assert "2.8.0" in torch and "2.13.0" in torch and "2.14.0" not in torch
+    assert "2.9.0" in torch and "2.8.0" not in torch and "2.11.0" in torch and "2.13.0" in torch and "2.14.0" not in torch
 
 
 def test_packages_that_the_build_names_are_all_there_are() -> None:

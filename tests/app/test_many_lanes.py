@@ -64,7 +64,7 @@ def test_a_view_that_an_address_names_is_the_first_to_be_drawn(browser: Browser,
       if (title && window.seen.at(-1) !== title) window.seen.push(title);
     }).observe(document, { subtree: true, childList: true, characterData: true });"""
     titles = []
-    for query in ("", "?run=one&lane=hass&step=1"):
+    for query in ("", "?run=two&lane=hass&step=1"):
         with browser.new_context() as context:
             context.add_init_script(seen)
             page = context.new_page()
