@@ -21,10 +21,9 @@ class Family(_Entry):
     chat_template: str
 
 
-class KnownTarget(_Entry):
-    """A target of the catalogue."""
+class Sizes(_Entry):
+    """What of a target's config decides how much memory it takes."""
 
-    source: str  # what load_target takes
     title: str
     parameters: int = Field(gt=0)
     hidden_size: int = Field(gt=0)
@@ -34,6 +33,12 @@ class KnownTarget(_Entry):
     head_dim: int = Field(gt=0)
     intermediate_size: int = Field(gt=0)
     context_length: int = Field(gt=0)
+
+
+class KnownTarget(Sizes):
+    """A target of the catalogue."""
+
+    source: str  # what load_target takes
     licence: str | None  # None: not known here
     gated: bool
     tested: bool  # whether these very weights ran here

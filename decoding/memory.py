@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from decoding.errors import UsageError
-from decoding.known import KnownTarget, catalogue
+from decoding.known import Sizes, catalogue
 from decoding.space import on_a_space
 
 WEIGHTS = ("*.safetensors", "*.bin")
@@ -55,7 +55,7 @@ class Needs:
         return ", ".join(f"{name} {gigabytes(size)}" for name, size in parts.items())
 
 
-def needs(target: KnownTarget, precision: str, context: int | None = None, nodes: int = 59) -> Needs:
+def needs(target: Sizes, precision: str, context: int | None = None, nodes: int = 59) -> Needs:
     """What a target needs, from its sizes alone.
 
     Args:
@@ -131,7 +131,7 @@ def machine_words(cpu: int, gpus: tuple[int, ...]) -> str:
     return f"{' + '.join(gigabytes(size) for size in gpus)} on GPUs and {ram}" if gpus else ram
 
 
-def described(source: str) -> KnownTarget:
+def described(source: str) -> Sizes:
     """A target's sizes: the catalogue's, or those in a folder's config.json. Nothing is fetched.
 
     Raises:
@@ -149,8 +149,7 @@ def described(source: str) -> KnownTarget:
         heads = told["num_attention_heads"]
         kv_heads, dim = told.get("num_key_value_heads") or heads, told.get("head_dim") or hidden // heads
         layer = hidden * (2 * heads * dim + 2 * kv_heads * dim + 3 * wide + 2)
-        return KnownTarget(
-            source=source,
+        return Sizes(
             title=Path(source).resolve().name,
             parameters=vocab * hidden * (1 if told.get("tie_word_embeddings") else 2) + layers * layer + hidden,
             hidden_size=hidden,
@@ -160,9 +159,6 @@ def described(source: str) -> KnownTarget:
             head_dim=dim,
             intermediate_size=wide,
             context_length=told["max_position_embeddings"],
-            licence=None,
-            gated=False,
-            tested=False,
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UsageError(f"{path} does not tell the sizes of a Llama-like model") from error
