@@ -156,9 +156,10 @@ def test_a_rare_very_long_step_is_cut_in_the_strip_and_said(page: Page) -> None:
     page.evaluate(
         """() => {
           const { info, lanes } = draftscope.state;
-          const held = lanes[2].steps.map((step, nth) => (nth === 1 ? { ...step, ms: [9000, 0, 0, 0, 0] } : step));
+          // every time is given: on a busy machine any step of the run that was measured may be far above the others
+          const timed = (lane, long) => lane.steps.map((step, nth) => ({ ...step, ms: [nth === long ? 9000 : 20, 0, 0, 0, 0] }));
           draftscope.receive(JSON.stringify({ ...info, session: "held", lanes: lanes.map((lane, nth) => ({
-            ...lane, at: 0, steps: nth === 2 ? held : lane.steps,
+            ...lane, at: 0, steps: timed(lane, nth === 2 ? 1 : null),
           })) }));
         }"""
     )
