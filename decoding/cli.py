@@ -144,13 +144,12 @@ def _tune(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments.prompts, arguments.limit)
     target = prepare(arguments)
     from decoding.tuned import told
-    from decoding.tuning import tune, verify_costs
+    from decoding.tuning import tune
     from heads import load_head
 
-    verified = verify_costs(target)
     for name in arguments.head:
         head = load_head(name, target, draft_vocab=arguments.draft_vocab)
-        print(told(tune(target, head, prompts, verified)))
+        print(told(tune(target, head, prompts)))
 
 
 def _scale(arguments: argparse.Namespace) -> None:

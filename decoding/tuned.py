@@ -27,7 +27,7 @@ class Tuned:
     ms_per_token: float  # as expected for this tree
     plain_ms: float  # one plain token, measured beside it
     tau: float
-    verify_ms: dict[int, float]  # by rows
+    verify_ms: dict[int, float]  # by rows: a step of a run without its draft
     draft_ms: dict[str, float]  # by "depth/top_k"
     curve: list[dict[str, float]] = field(default_factory=list)  # the best tree of each number of nodes
     measured: str = ""

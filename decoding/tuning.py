@@ -5,8 +5,11 @@ that one record tells for every smaller tree which of its nodes would have been 
 """
 
 import sys
+from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime, timezone
+from itertools import islice
+from statistics import median
 
 from tqdm import tqdm
 
@@ -19,7 +22,9 @@ from decoding.tuned import Tuned, recall, remember
 
 DEEPEST, WIDEST = 7, 8  # of the trees that are compared; all their candidates are verified once
 WIDTHS = (1, 2, 3, 4, 5, 6, 8)
-ROWS = (1, 2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64)
+ROWS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64)
+DRAFT_NODES = 16  # kept of a tree whose draft is timed
+ROUNDS, STEPS_EACH = 4, 5  # every tree in every round, so that a machine that slows down slows all
 
 
 def reaches(step: Step, width: int, depth: int, order: Sequence[Sequence[int]] | None) -> list[int]:
@@ -89,26 +94,32 @@ def choose(
     return min(curve, key=lambda point: point["ms_per_token"]), curve
 
 
-def verify_costs(target: Target) -> dict[int, float]:
-    """Milliseconds of a verification by rows (1 = a plain step), the same for every head.
+def costs(
+    target: Target, head: DraftHead | None, prompt: str, shapes: Sequence[TreeShape]
+) -> tuple[dict[TreeShape, float], dict[int, float]]:
+    """Milliseconds of a draft by tree, and of all that follows it in a step by rows (1 = a plain step).
 
-    More rows never cost less, and what disturbs a measurement only makes it longer: a figure above that of more rows is
-    replaced by it.
+    Taken from steps of real runs: a verification repeated by itself finds the target's weights in the processor's cache,
+    where in a run the draft before it has displaced them (28 rows: 43 ms alone, 55 ms in a run).
     """
-    from decoding.costs import verification
+    drafts, rest = defaultdict(list), defaultdict(list)
+    for _ in tqdm(range(ROUNDS), unit="round", desc="tune: costs", file=sys.stderr):
+        for shape in shapes:
+            tree = dict(zip(("tree_depth", "tree_top_k", "tree_nodes"), shape, strict=True))
+            settings = Settings(max_new_tokens=STEPS_EACH * (shape.depth + 1) + 2, stop_token_ids=(), **tree)
+            for step in islice(Generation(target, head, prompt, settings), 1, 1 + STEPS_EACH):
+                drafts[shape].append(step.draft_ms)
+                rest[1 + len(step.node_ids)].append(step.verify_ms + step.accept_ms + step.commit_ms + step.record_ms)
+    return {shape: median(times) for shape, times in drafts.items()}, {rows: median(times) for rows, times in rest.items()}
 
-    measured = {rows: ms for (_, rows), ms in verification(target, ROWS, [200]).items()}
-    return {rows: min(ms for more, ms in measured.items() if more >= rows) for rows in measured}
+
+def rising(measured: dict[int, float]) -> dict[int, float]:
+    """Costs by rows without what cannot be: more rows never cost less, and what disturbs a measurement makes it longer."""
+    return {rows: min(ms for more, ms in measured.items() if more >= rows) for rows in sorted(measured)}
 
 
-def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], verified: dict[int, float], max_new_tokens: int = 48) -> Tuned:
-    """Measure what drafting costs and what is accepted, choose, and remember the choice for this machine.
-
-    Args:
-        verified: from `verify_costs`.
-    """
-    from decoding.costs import drafting
-
+def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tokens: int = 48) -> Tuned:
+    """Measure what a step costs and what is accepted, choose, and remember the choice for this machine."""
     order = getattr(head, "choices", None)
     deepest = max(map(len, order)) if order else DEEPEST
     widest = max(max(path) for path in order) + 1 if order else WIDEST
@@ -117,16 +128,18 @@ def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], verified: d
     steps: list[Step] = []
     for prompt in tqdm(prompts, unit="prompt", desc=f"tune {head.name}", file=sys.stderr):
         steps += [step for step in Generation(target, head, prompt.text, wide) if step.node_ids]
-    shapes = {}
-    for depth in range(1, deepest + 1):
+    by_rows = [TreeShape(deepest, widest, rows - 1) for rows in ROWS if rows - 1 <= pool]
+    by_draft = {}
+    for depth in {1, min(2, deepest), deepest}:  # a level costs what the level before it cost: the others lie between
         for width in (widest,) if order else WIDTHS:
-            if depth in (1, 2, deepest):  # a level costs what the level before it cost: the others lie between
-                shape = TreeShape(depth, width)
-                shapes[depth, width] = shape._replace(nodes=min(shape.pool, len(order) if order else 16))
-    measured = drafting(target, head, list(shapes.values()))
+            most = sum(len(path) <= depth for path in order) if order else TreeShape(depth, width).pool
+            by_draft[depth, width] = TreeShape(depth, width, min(most, DRAFT_NODES))
+    plain = costs(target, None, prompts[0].text, [TreeShape()])[1][1]
+    drafts, rest = costs(target, head, prompts[0].text, list(dict.fromkeys((*by_rows, *by_draft.values()))))
+    verified = rising({**rest, 1: plain})
     drafted = {}
-    for width in {width for _, width in shapes}:
-        known = {depth: measured[shape] for (depth, own), shape in shapes.items() if own == width}
+    for width in {width for _, width in by_draft}:
+        known = {depth: drafts[shape] for (depth, own), shape in by_draft.items() if own == width}
         drafted |= {(depth, width): line(known, depth) for depth in range(1, deepest + 1)}
     point, curve = choose(steps, verified, drafted, order)
     where = environment(target)
@@ -137,7 +150,7 @@ def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], verified: d
         dtype=where.dtype,
         threads=where.threads,
         **point,
-        plain_ms=verified[1],
+        plain_ms=plain,
         verify_ms=verified,
         draft_ms={f"{depth}/{width}": ms for (depth, width), ms in drafted.items()},
         curve=curve,
