@@ -30,6 +30,7 @@ from decoding.errors import Stopped, UsageError
 from decoding.metrics import Metrics, measure
 from decoding.prompts import check_text
 from decoding.records import AUTOREGRESSIVE, Run, Settings, Step
+from decoding.written import drop_oldest
 
 if TYPE_CHECKING:
     from decoding import Generation
@@ -241,6 +242,7 @@ class Comparison:
             name = f"{run.created.replace(':', '')}-{self.request.session}-{run.method}.json"
             try:
                 run.save(self.operator.save_runs / name)
+                drop_oldest(self.operator.save_runs, self.operator.max_saved_mb * 1_000_000)
             except OSError as error:
                 self.note = f"The record could not be kept on the server: {told(error)}"
 

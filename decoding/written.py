@@ -1,4 +1,4 @@
-"""Writing results as JSON. No torch here."""
+"""Writing results as JSON, and keeping a folder of them small. No torch here."""
 
 import json
 import os
@@ -13,3 +13,13 @@ def save(results: Mapping[str, Any], path: Path) -> None:
     aside = path.with_name(path.name + ".part")
     aside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     os.replace(aside, path)
+
+
+def drop_oldest(folder: Path, most: int) -> None:
+    """Delete the folder's oldest JSON files until the others have `most` bytes at most."""
+    held = sorted(((one.stat(), one) for one in folder.glob("*.json")), key=lambda held: -held[0].st_mtime_ns)
+    total = 0
+    for stat, path in held:
+        total += stat.st_size
+        if total > most:
+            path.unlink(missing_ok=True)

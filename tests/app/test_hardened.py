@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import re
 import shutil
 import threading
@@ -68,6 +69,16 @@ def test_a_record_that_can_t_be_kept_is_told(server: Server, tmp_path: Path) -> 
     (tmp_path / "file").write_text("in the way")
     work = run(server, ask(server, Operator(save_runs=tmp_path / "file")))
     assert "could not be kept" in work.note and work.runs[0].finish_reason == "length"
+
+
+def test_kept_records_give_way_to_newer_ones(server: Server, tmp_path: Path) -> None:
+    for name in "abcd":
+        (tmp_path / f"{name}.json").write_bytes(b" " * 600_000)
+        os.utime(tmp_path / f"{name}.json", (ord(name), ord(name)))
+    (tmp_path / "notes.txt").write_bytes(b" " * 3_000_000)
+    run(server, ask(server, Operator(save_runs=tmp_path, max_saved_mb=1)))
+    kept = sorted(path.name for path in tmp_path.iterdir())
+    assert len(kept) == 3 and kept[-2:] == ["d.json", "notes.txt"], "the new record, the newest old one that fits, no other file"
 
 
 @pytest.mark.parametrize("wanted", [False, True])
