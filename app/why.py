@@ -162,20 +162,26 @@ def trees(lanes: list[Drawn], look: Look) -> Chart:
             line={"color": lane.colour, "width": 2.5, "dash": DASHES[index % 4]}, hovertemplate=f"{hover}<extra>{lane.name}</extra>",
         )  # fmt: skip
         figure.add_scatter(
-            x=[found.nodes], y=[found.ms_per_token], mode="markers", showlegend=False, hoverinfo="skip",
-            marker={"color": lane.colour, "size": 14, "symbol": SYMBOLS[index % 4]},
+            x=[point["nodes"] for point in found.finals], y=[point["ms_per_token"] for point in found.finals], mode="markers",
+            customdata=[(point["depth"], point["top_k"], point["tau"]) for point in found.finals],
+            marker={"color": lane.colour, "size": [14 if point["nodes"] == found.nodes else 7 for point in found.finals],
+                    "symbol": SYMBOLS[index % 4]},
+            showlegend=False, hovertemplate=f"run: {hover}<extra>{lane.name}</extra>",
         )  # fmt: skip
         plain = max(plain, found.plain_ms)
         used = lane.run.settings.tree
         other = "" if used == found.tree else f" (this run used {used.depth}/{used.top_k}/{used.nodes})"
-        told = f"{found.nodes} nodes at depth {found.depth}, top-k {found.top_k}: {found.speed_up:.2f}× plain decoding expected"
+        told = f"{found.nodes} nodes at depth {found.depth}, top-k {found.top_k}: {found.speed_up:.2f}× plain decoding"
         parts.append(f"{lane.name}: {told}{other}")
     if parts:
         figure.add_hline(y=plain, line={"color": look.quiet, "dash": "dot"}, annotation_text="a token of plain decoding")
     look.finish(figure, PAIR if parts else 320)
     figure.update_xaxes(title_text="nodes of the tree", rangemode="tozero")
-    figure.update_yaxes(title_text="expected ms a token", rangemode="tozero")
-    words = "More nodes catch more tokens and cost a slower verification; the marked tree takes the least time a token on this machine. "
+    figure.update_yaxes(title_text="ms a token", rangemode="tozero")
+    words = (
+        "More nodes catch more tokens and cost a slower verification. Lines: what is expected from one wide tree's record and the "
+        "cost of each part; marks: the best of them, run in turns with plain decoding; the large mark was the fastest. "
+    )
     if missing:
         missing_words = f" Nothing was tuned for {', '.join(missing)} on the machine of these runs: python -m decoding tune --head NAME."
     else:

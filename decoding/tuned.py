@@ -24,12 +24,13 @@ class Tuned:
     depth: int
     top_k: int
     nodes: int
-    ms_per_token: float  # as expected for this tree
-    plain_ms: float  # one plain token, measured beside it
+    ms_per_token: float  # of this tree, in runs
+    plain_ms: float  # one plain token, in runs beside them
     tau: float
     verify_ms: dict[int, float]  # by rows: a step of a run without its draft
     draft_ms: dict[str, float]  # by "depth/top_k"
     curve: list[dict[str, float]] = field(default_factory=list)  # the best tree of each number of nodes
+    finals: list[dict[str, float]] = field(default_factory=list)  # the trees that were run against each other
     measured: str = ""
 
     @property
@@ -38,7 +39,7 @@ class Tuned:
 
     @property
     def speed_up(self) -> float:
-        """Expected, over plain decoding."""
+        """Over plain decoding, both run in turns."""
         return self.plain_ms / self.ms_per_token
 
 
@@ -86,12 +87,12 @@ def told(tuned: Tuned) -> str:
     """The choice and its curve as text."""
     lines = [
         f"{tuned.head}: tree_depth {tuned.depth}, tree_top_k {tuned.top_k}, tree_nodes {tuned.nodes}: {tuned.ms_per_token:.1f} ms a token, "
-        f"tau {tuned.tau:.2f}; a plain token {tuned.plain_ms:.1f} ms, so {tuned.speed_up:.2f}x is expected",
+        f"tau {tuned.tau:.2f}; a plain token {tuned.plain_ms:.1f} ms, so {tuned.speed_up:.2f}x",
         "verification, ms by rows: " + ", ".join(f"{rows}: {ms:.1f}" for rows, ms in tuned.verify_ms.items()),
         "nodes  depth  top_k   tau  ms a token",
     ]
-    shown = [point for point in tuned.curve if point["nodes"] + 1 in tuned.verify_ms or point["nodes"] == tuned.nodes]
-    for point in shown:
-        mark = "  <- chosen" if point["nodes"] == tuned.nodes else ""
+    shown = [(point, "") for point in tuned.curve if point["nodes"] + 1 in tuned.verify_ms]
+    shown += [(point, "  <- chosen" if point["nodes"] == tuned.nodes else "  run") for point in tuned.finals]
+    for point, mark in sorted(shown, key=lambda entry: (entry[0]["nodes"], entry[1])):
         lines.append("{nodes:>5}  {depth:>5}  {top_k:>5}  {tau:>4.2f}  {ms_per_token:>6.1f}".format(**point) + mark)
     return "\n".join(lines)

@@ -2,6 +2,7 @@
 
 Every candidate of a wide and deep tree is verified once on some prompts. As EAGLE-2 keeps the best candidates by score,
 that one record tells for every smaller tree which of its nodes would have been accepted: no tree has to be run by itself.
+The few that come out best are then run against each other and plain decoding, a few steps each in turn.
 """
 
 import sys
@@ -25,6 +26,8 @@ WIDTHS = (1, 2, 3, 4, 5, 6, 8)
 ROWS = (2, 4, 6, 8, 10, 12, 16, 20, 24, 28, 32, 36, 40, 48, 56, 64)
 DRAFT_NODES = 16  # kept of a tree whose draft is timed
 ROUNDS, STEPS_EACH = 4, 5  # every tree in every round, so that a machine that slows down slows all
+FINALISTS = 4  # trees that are run against each other
+TURN = 3  # steps of one run before the next has its turn
 
 
 def reaches(step: Step, width: int, depth: int, order: Sequence[Sequence[int]] | None) -> list[int]:
@@ -105,8 +108,7 @@ def costs(
     drafts, rest = defaultdict(list), defaultdict(list)
     for _ in tqdm(range(ROUNDS), unit="round", desc="tune: costs", file=sys.stderr):
         for shape in shapes:
-            tree = dict(zip(("tree_depth", "tree_top_k", "tree_nodes"), shape, strict=True))
-            settings = Settings(max_new_tokens=STEPS_EACH * (shape.depth + 1) + 2, stop_token_ids=(), **tree)
+            settings = Settings(max_new_tokens=STEPS_EACH * (shape.depth + 1) + 2, stop_token_ids=(), **_fields(shape))
             for step in islice(Generation(target, head, prompt, settings), 1, 1 + STEPS_EACH):
                 drafts[shape].append(step.draft_ms)
                 rest[1 + len(step.node_ids)].append(step.verify_ms + step.accept_ms + step.commit_ms + step.record_ms)
@@ -116,6 +118,44 @@ def costs(
 def rising(measured: dict[int, float]) -> dict[int, float]:
     """Costs by rows without what cannot be: more rows never cost less, and what disturbs a measurement makes it longer."""
     return {rows: min(ms for more, ms in measured.items() if more >= rows) for rows in sorted(measured)}
+
+
+def finalists(curve: Sequence[dict[str, float]]) -> list[TreeShape]:
+    """The trees that are expected to be the fastest, no two of nearly the same size."""
+    chosen: list[TreeShape] = []
+    for point in sorted(curve, key=lambda point: point["ms_per_token"]):
+        tree = TreeShape(*(int(point[name]) for name in ("depth", "top_k", "nodes")))
+        if len(chosen) < FINALISTS and all(abs(tree.nodes - other.nodes) > max(tree.nodes, other.nodes) / 4 for other in chosen):
+            chosen.append(tree)
+    return chosen
+
+
+def run_off(
+    target: Target, head: DraftHead, prompts: Sequence[str], trees: Sequence[TreeShape], max_new_tokens: int
+) -> tuple[float, list[dict[str, float]]]:
+    """Milliseconds of a plain token, and of a token with each tree together with its tau: measured, not expected."""
+    taken: dict[TreeShape | None, list[Step]] = {tree: [] for tree in (None, *trees)}
+    for prompt in tqdm(prompts, unit="prompt", desc=f"tune {head.name}: the best {len(trees)}", file=sys.stderr):
+        runs = {}
+        for tree in taken:
+            settings = Settings(max_new_tokens=max_new_tokens, **({} if tree is None else _fields(tree)))
+            runs[tree] = iter(Generation(target, None if tree is None else head, prompt, settings))
+        while runs:
+            for tree, run in list(runs.items()):
+                turn = list(islice(run, TURN))
+                taken[tree] += turn
+                if len(turn) < TURN:
+                    del runs[tree]
+    told = {}
+    for tree, steps in taken.items():
+        spent = sum(step.draft_ms + step.verify_ms + step.accept_ms + step.commit_ms + step.record_ms for step in steps)
+        tokens = sum(len(step.token_ids) for step in steps)
+        told[tree] = {"tau": tokens / len(steps), "ms_per_token": spent / tokens}
+    return told[None]["ms_per_token"], [{**tree._asdict(), **told[tree]} for tree in trees]
+
+
+def _fields(tree: TreeShape) -> dict[str, int]:
+    return dict(zip(("tree_depth", "tree_top_k", "tree_nodes"), tree, strict=True))
 
 
 def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tokens: int = 48) -> Tuned:
@@ -134,14 +174,15 @@ def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tok
         for width in (widest,) if order else WIDTHS:
             most = sum(len(path) <= depth for path in order) if order else TreeShape(depth, width).pool
             by_draft[depth, width] = TreeShape(depth, width, min(most, DRAFT_NODES))
-    plain = costs(target, None, prompts[0].text, [TreeShape()])[1][1]
+    single = costs(target, None, prompts[0].text, [TreeShape()])[1]
     drafts, rest = costs(target, head, prompts[0].text, list(dict.fromkeys((*by_rows, *by_draft.values()))))
-    verified = rising({**rest, 1: plain})
+    verified = rising(rest | single)
     drafted = {}
     for width in {width for _, width in by_draft}:
         known = {depth: drafts[shape] for (depth, own), shape in by_draft.items() if own == width}
         drafted |= {(depth, width): line(known, depth) for depth in range(1, deepest + 1)}
-    point, curve = choose(steps, verified, drafted, order)
+    _, curve = choose(steps, verified, drafted, order)
+    plain, finals = run_off(target, head, [prompt.text for prompt in prompts], finalists(curve), max_new_tokens)
     where = environment(target)
     tuned = Tuned(
         head=head.name,
@@ -149,11 +190,12 @@ def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tok
         machine=where.machine,
         dtype=where.dtype,
         threads=where.threads,
-        **point,
+        **min(finals, key=lambda point: point["ms_per_token"]),
         plain_ms=plain,
         verify_ms=verified,
         draft_ms={f"{depth}/{width}": ms for (depth, width), ms in drafted.items()},
         curve=curve,
+        finals=finals,
         measured=datetime.now(timezone.utc).isoformat(timespec="seconds"),
     )
     remember(_key(target, head), tuned)

@@ -47,13 +47,15 @@ def test_the_tree_that_fits_the_machine_is_shown_with_its_curve(runs: list[Run],
     curve = [{"nodes": n, "depth": 2, "top_k": 3, "tau": 1 + n / 4, "ms_per_token": 30.0 + abs(n - 3)} for n in (1, 2, 3, 4)]
     told = {"head": runs[1].head, "target": runs[1].target, "dtype": where.dtype, "threads": 2, "plain_ms": 45.0}
     costs = {"tau": 1.75, "ms_per_token": 30.0, "verify_ms": {1: 30.0}, "draft_ms": {}}
-    tuned = Tuned(**told, **costs, machine=where.machine, depth=2, top_k=3, nodes=3, curve=curve)
+    finals = [{**curve[2], "ms_per_token": 30.0}, {**curve[0], "ms_per_token": 36.0}]
+    tuned = Tuned(**told, **costs, machine=where.machine, depth=2, top_k=3, nodes=3, curve=curve, finals=finals)
     remember("other machine", replace(tuned, machine="another", nodes=4))
     remember("this one", tuned)
     chart = dict(zip(WHY, draw_why(runs, Look(True)), strict=True))[name]
     line, mark = chart.figure.data
-    assert list(line.y) == [32.0, 31.0, 30.0, 31.0] and (mark.x[0], mark.y[0]) == (3, 30.0)
-    assert "3 nodes at depth 2, top-k 3: 1.50× plain decoding expected" in chart.words
+    assert list(line.y) == [32.0, 31.0, 30.0, 31.0] and (list(mark.x), list(mark.y)) == ([3, 1], [30.0, 36.0])
+    assert mark.marker.size[0] > mark.marker.size[1], "the chosen one"
+    assert "3 nodes at depth 2, top-k 3: 1.50× plain decoding" in chart.words
     assert chart.figure.layout.yaxis.rangemode == "tozero"
 
 

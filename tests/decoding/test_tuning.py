@@ -8,10 +8,11 @@ from decoding import Settings, UsageError, generate
 from decoding.cli import main
 from decoding.costs import verification
 from decoding.records import TreeShape
-from decoding.tuning import ROWS, choose, line, reaches, rising, tune, tuned_for
+from decoding.tuning import ROWS, choose, finalists, line, reaches, rising, tune, tuned_for
 from heads import load_head
 from tests.conftest import GOLDEN
 
+TREE = {"tree_depth", "tree_top_k", "tree_nodes"}
 PROMPT = [72, 101, 108, 108, 111]
 
 
@@ -62,6 +63,11 @@ def test_the_choice_is_the_least_time_per_token() -> None:
     assert choose(steps, steep, {(1, 2): 1.0, (2, 2): 2.0})[0]["nodes"] == 1
 
 
+def test_the_best_trees_of_different_sizes_are_run_against_each_other() -> None:
+    curve = [{"depth": 2, "top_k": 4, "nodes": n, "ms_per_token": abs(n - 10) + 20.0} for n in range(1, 40)]
+    assert [tree.nodes for tree in finalists(curve)] == [10, 7, 14, 5]
+
+
 def test_more_rows_never_cost_less() -> None:
     assert rising({8: 5.0, 1: 3.0, 2: 9.0, 4: 4.0}) == {1: 3.0, 2: 4.0, 4: 4.0, 8: 5.0}
 
@@ -73,7 +79,12 @@ def test_tune_is_remembered_for_this_head_and_hand_set_values_win(tiny_target, c
     prompts = [type("Prompt", (), {"text": PROMPT})()]
     tuned = tune(tiny_target, head, prompts, max_new_tokens=12)
     assert {1, *ROWS} <= tuned.verify_ms.keys() and min(tuned.draft_ms.values()) > 0
-    assert tuned.ms_per_token == min(point["ms_per_token"] for point in tuned.curve) > 0
+    assert tuned.ms_per_token == min(point["ms_per_token"] for point in tuned.finals) > 0
+    assert tuned.plain_ms > 0
+    for final in tuned.finals:  # what was run is what these settings give
+        shape = TreeShape(*(final[name] for name in ("depth", "top_k", "nodes")))
+        own = generate(tiny_target, head, PROMPT, Settings(max_new_tokens=12, **settings(shape, 1).model_dump(include=TREE)))
+        assert final["tau"] == sum(len(step.token_ids) for step in own.steps) / len(own.steps)
     again = load_head(folder, tiny_target)
     assert again.tree == tuned.tree and tuned_for(tiny_target, again) == tuned
     assert load_head(folder, tiny_target, draft_vocab=120).tree == TreeShape(), "another head: never tuned"
