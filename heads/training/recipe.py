@@ -34,10 +34,10 @@ class Recipe:
     scale_inputs: bool = True  # matrices are trained in coordinates where every input has size 1
     noise: float = 0.1  # uniform, on the input features (EAGLE)
     optimizer: str = "muon"  # for the matrices (Jordan 2024), AdamW for the rest; "adamw": for all, as in the papers
-    learning_rate: float = 1e-3
+    learning_rate: float = 7e-4
     schedule: str = "cosine"
     warm_up: float = 0.04  # share of the steps
-    batch_tokens: int = 2048
+    batch_tokens: int = 1024  # small: with little text the number of steps counts
     accumulate: int = 1  # batches per optimizer step and process
     epochs: int = 2
     tokens: int | None = None  # supervised tokens to see, instead of epochs
