@@ -8,7 +8,7 @@ from decoding import Settings, UsageError, generate
 from decoding.cli import main
 from decoding.costs import verification
 from decoding.records import TreeShape
-from decoding.tuning import ROWS, choose, finalists, line, reaches, rising, tune, tuned_for
+from decoding.tuning import ROWS, choose, finalists, line, reaches, rising, tune, tuned_for, winner
 from heads import load_head
 from tests.conftest import GOLDEN
 
@@ -66,6 +66,8 @@ def test_the_choice_is_the_least_time_per_token() -> None:
 def test_the_best_trees_of_different_sizes_are_run_against_each_other() -> None:
     curve = [{"depth": 2, "top_k": 4, "nodes": n, "ms_per_token": abs(n - 10) + 20.0} for n in range(1, 40)]
     assert [tree.nodes for tree in finalists(curve)] == [10, 7, 14, 5]
+    finals = [{"tau": tau, "ms_per_token": ms} for tau, ms in ((1.6, 20.0), (2.0, 20.9), (2.4, 21.1))]
+    assert winner(finals)["tau"] == 2.0, "5 % is noise, more is not"
 
 
 def test_more_rows_never_cost_less() -> None:
@@ -79,7 +81,7 @@ def test_tune_is_remembered_for_this_head_and_hand_set_values_win(tiny_target, c
     prompts = [type("Prompt", (), {"text": PROMPT})()]
     tuned = tune(tiny_target, head, prompts, max_new_tokens=12)
     assert {1, *ROWS} <= tuned.verify_ms.keys() and min(tuned.draft_ms.values()) > 0
-    assert tuned.ms_per_token == min(point["ms_per_token"] for point in tuned.finals) > 0
+    assert 0 < tuned.ms_per_token == winner(tuned.finals)["ms_per_token"]
     assert tuned.plain_ms > 0
     for final in tuned.finals:  # what was run is what these settings give
         shape = TreeShape(*(final[name] for name in ("depth", "top_k", "nodes")))
