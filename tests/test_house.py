@@ -41,6 +41,15 @@ def test_the_readme_opens_with_the_two_commands_that_set_everything_up() -> None
     assert len(README.split("---\n", 2)[2].split("```")[0].splitlines()) < 12  # nothing to read before the first
 
 
+def test_nothing_else_lies_at_the_top() -> None:
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a checkout: what is tracked can't be told")
+    packages = {"app", "assets", "decoding", "docs", "heads", "tests"}
+    files = {".gitignore", "LICENSE", "README.md", "app.py", "pyproject.toml", "requirements-dev.txt", "requirements.txt"}
+    assert {line.split("/")[0] for line in listed.stdout.splitlines()} == packages | files | {".ci"}
+
+
 @pytest.mark.parametrize("line", [line for line in COMMANDS if line.startswith("python ")])
 def test_every_command_of_the_readme_is_understood(line: str, monkeypatch: pytest.MonkeyPatch) -> None:
     program, *arguments = shlex.split(line)[1:]
