@@ -167,3 +167,20 @@ def test_a_rare_very_long_step_is_cut_in_the_strip_and_said(page: Page) -> None:
     expect(page.locator(".ds-lane[data-method=eagle] .ds-strip-text")).not_to_contain_text("above the scale")
     top = page.evaluate("document.querySelector('.ds-lane[data-method=hass] .ds-strip').viewBox.baseVal.height")
     assert top < 9000
+
+
+def test_a_ratio_to_plain_decoding_that_was_disturbed_is_not_told(page: Page) -> None:
+    verdict = page.locator(".ds-verdicts")
+    for plain, words in ((40, "plain decoding"), (200, "No fair ratio: the machine was busy")):
+        page.evaluate(
+            """(plain) => {
+              const { info, lanes } = draftscope.state;
+              const timed = (lane) => lane.steps.map((step) => ({ ...step, ms: [5, lane.tree ? 45 : plain, 0, 0, 0] }));
+              draftscope.receive(JSON.stringify({ ...info, session: `held ${plain}`, lanes: lanes.map((lane) => ({
+                ...lane, at: 0, steps: timed(lane),
+              })) }));
+            }""",
+            plain,
+        )
+        expect(verdict).to_contain_text(words)
+        assert ("No fair ratio" in verdict.inner_text()) == (plain == 200)
