@@ -168,6 +168,12 @@ class Device:
         with self._changed:
             return self._waiting.index(job) + (self._running is not None) if job in self._waiting else 0
 
+    @property
+    def doing(self) -> str | None:
+        """What runs, in words, where it is no visitor's request."""
+        running = self._running
+        return getattr(running.work, "doing", None) if running else None
+
     def wait_seconds(self, job: Job) -> float | None:
         """About how long until it begins, from how long the newest jobs took; None where none has ended yet."""
         with self._changed:

@@ -1,5 +1,6 @@
 """The running app's API: named, typed, documented; also its MCP tools."""
 
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing
 from typing import Any
@@ -12,6 +13,27 @@ from app.log import told
 from app.models import Models
 from app.requests import new_token
 from decoding.records import AUTOREGRESSIVE, Settings
+
+GONE_SECONDS = 15.0  # an answer of which nothing is taken for so long is nobody's
+
+
+class Follower:
+    """Whether anybody takes what an HTTP client asked for: it may post and never come back."""
+
+    def __init__(self, request: gr.Request | None) -> None:
+        asked = request.request if request is not None else None
+        self._told = asked.app.get_blocks()._queue.pending_messages_per_session if asked is not None else {}
+        self._session = request.session_hash if request is not None else None
+        self._given, self._taken, self._since = 0, 0, time.monotonic()
+
+    def gone(self) -> bool:
+        """Called after each update that was given: whether none has been taken for a while."""
+        self._given += 1
+        waiting = self._told.get(self._session)
+        taken = self._given - (waiting.qsize() if waiting is not None else 0)
+        if waiting is None or taken > self._taken:
+            self._taken, self._since = taken, time.monotonic()
+        return time.monotonic() - self._since > GONE_SECONDS
 
 
 def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request], Comparison]) -> None:
@@ -34,6 +56,7 @@ def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request]
         tree_depth: int = 0,
         tree_top_k: int = 0,
         tree_nodes: int = 0,
+        request: gr.Request | None = None,
     ) -> AsyncIterator[dict]:
         """Generate with each method on the same prompt, one after the other on the device, and tell what happens as it happens.
 
@@ -75,8 +98,11 @@ def add_endpoints(models: Models, device: Device, compare_as: Callable[[Request]
             return {"type": "lanes", "ahead": device.ahead(job), "lanes": [_lane(comparison, lane) for lane in comparison.lanes]}
 
         async with aclosing(job.updates(lanes, lanes())) as updates:
+            follower = Follower(request)
             async for update in updates:
                 yield update
+                if follower.gone():
+                    return  # closes the updates, which stops the job
         if comparison.failed:
             raise gr.Error(comparison.note, print_exception=False)
         yield {"type": "runs", "runs": [run.model_dump(mode="json", by_alias=True) for run in comparison.runs]}

@@ -66,7 +66,6 @@ def controls(models: Models, opening_prompt: str, operator: Operator) -> Parts:
         lines=3,
         max_lines=8,
         placeholder="Ask the target something",
-        max_length=operator.max_prompt_chars,
         elem_id="ds-prompt",
     )
     with gr.Row(elem_classes="ds-examples"):

@@ -109,7 +109,7 @@ class Models:
         if self._target is None:
             return f"Nothing is loaded yet. This machine has {this_machine(self.device)}."
         place = self._target.device
-        size, free = self._target.model.get_memory_footprint(), free_bytes(str(place))
+        size, free = self._target.weights_bytes, free_bytes(str(place))
         return f"Loaded: {self._target.name}, {gigabytes(size)} of weights on {place}, {gigabytes(free)} free there."
 
     def _switch(self, source: str, progress: "Progress | None") -> None:
@@ -176,17 +176,23 @@ class Preload:
 
     def __init__(self, models: Models) -> None:
         self.models, self.stopped = models, threading.Event()
+        self.doing = "the target is made ready"
 
     def work(self) -> Iterator[bool]:
         try:
-            target = self.models.target(self.models.source)
+            target = self.models.target(self.models.source, self._tell)
             for offer in self.models.own_offers():
                 yield False
                 if self.stopped.is_set():
                     return
                 self.models.head(offer.source, target)
-        except DraftscopeError:
+        except (DraftscopeError, Stopped):
             return  # the first Run says the same, to the person who asked
+
+    def _tell(self, text: str, share: float | None) -> None:
+        if self.stopped.is_set():
+            raise Stopped
+        self.doing = text
 
     def finish(self) -> None:
         """Nobody waits for it."""

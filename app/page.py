@@ -66,6 +66,8 @@ def place_line(job: Job) -> str:
     ahead, seconds = job.device.ahead(job), job.device.wait_seconds(job)
     if not ahead:
         return ""
+    if job.device.doing and ahead == 1:
+        return f"Getting ready, once: {job.device.doing}"
     about = "" if seconds is None else f", about {max(5, 5 * round(seconds / 5))} s"
     return f"Waiting for the device: {ahead} earlier request{'s' if ahead > 1 else ''}{about}."
 
@@ -338,3 +340,4 @@ class _Handlers:
         gr.on([field.change for field in parts.settings[-3:]], pool_line, parts.settings[-3:], parts.pool, **QUIET)
         demo.unload(self.leave)
         demo.load(self.open_page, parts.look, everything, js=LOOK, **QUIET)
+        demo.load(self.models.memory_line, None, parts.memory, **QUIET)

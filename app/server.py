@@ -3,6 +3,7 @@
 import re
 import secrets
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -112,7 +113,17 @@ def serve(demo: gr.Blocks, device: Device, **options: Any) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ending.set())
     start()
-    demo.queue(max_size=QUEUED).launch(prevent_thread_lock=True, **options)
+    try:
+        demo.queue(max_size=QUEUED).launch(prevent_thread_lock=True, **options)
+    except OSError as error:  # Gradio names its own settings, which are not how this page is started
+        device.close()
+        wanted = options.get("server_port")
+        what = f"port {wanted} is taken" if wanted else "no port from 7860 on is free"
+        print(
+            f"app.py: {what}, or can't be opened here: choose another with --port ({str(error).splitlines()[0].split('. ')[0]})",
+            file=sys.stderr,
+        )
+        raise SystemExit(2) from None
     event("begin", address=demo.local_url)
     while not ending.wait(3600):
         pass

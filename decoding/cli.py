@@ -7,6 +7,7 @@ from pathlib import Path
 
 from decoding.errors import DraftscopeError, UsageError
 from decoding.records import Settings
+from decoding.written import check_place, save
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 EXAMPLES = Path(__file__).resolve().parent.parent / "assets" / "prompts" / "examples.jsonl"
@@ -88,6 +89,7 @@ def prepare(arguments: argparse.Namespace):
 
 
 def _run(arguments: argparse.Namespace) -> None:
+    check_place(arguments.trace)
     settings = settings_from(arguments)
     target = prepare(arguments)
     from decoding.engine import Generation
@@ -118,6 +120,7 @@ def _run(arguments: argparse.Namespace) -> None:
 
 
 def _bench(arguments: argparse.Namespace) -> None:
+    check_place(arguments.out)
     from decoding.prompts import read_prompts
 
     settings = settings_from(arguments)
@@ -126,7 +129,6 @@ def _bench(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments.prompts, arguments.limit)
     target = prepare(arguments)
     from decoding.bench import bench, table
-    from decoding.written import save
     from heads import load_head
 
     heads = [load_head(name, target, draft_vocab=arguments.draft_vocab) for name in arguments.head]

@@ -243,7 +243,8 @@ class Generation:
         else:
             best = logits[rows].float().topk(min(2, logits.shape[-1]), dim=-1)
             fields["margins"] = (best.values[:, 0] - best.values[:, -1]).tolist()
-            fields["runner_up_ids"] = best.indices[:, -1].tolist()
+            chosen = torch.tensor(emitted, device=best.indices.device)  # of two equal logits either may be listed first
+            fields["runner_up_ids"] = torch.where(best.indices[:, 0] == chosen, best.indices[:, -1], best.indices[:, 0]).tolist()
         if self.drift and tree.features is not None:
             fields |= self._drift(tree.features()[rows], features[rows], logits[rows])
         return fields

@@ -30,12 +30,14 @@ class Target:
     hidden_size: int = field(init=False)
     vocab_size: int = field(init=False)
     context_length: int = field(init=False)
+    weights_bytes: int = field(init=False)
 
     def __post_init__(self) -> None:
         config = self.model.config.get_text_config()
         self.hidden_size = config.hidden_size
         self.vocab_size = config.vocab_size
         self.context_length = config.max_position_embeddings
+        self.weights_bytes = self.model.get_memory_footprint()  # before the fast loop packs them elsewhere
         self._window = getattr(config, "sliding_window", None)
         self._layer_types = set(getattr(config, "layer_types", None) or ())
         self._softcap = getattr(config, "final_logit_softcapping", None)

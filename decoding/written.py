@@ -6,6 +6,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from decoding.errors import UsageError
+
+
+def check_place(path: Path | None) -> None:
+    """Refuse, before long work, a place that no file can be written to.
+
+    Raises:
+        UsageError: naming it.
+    """
+    if path is not None and path.is_dir():
+        raise UsageError(f"{path} is a folder: name the file to be written")
+    if path is not None and any(above.exists() and not above.is_dir() for above in path.parents):
+        raise UsageError(f"{path} is below something that is not a folder")
+
 
 def save(results: Mapping[str, Any], path: Path) -> None:
     """Write a result as JSON, aside and then renamed."""

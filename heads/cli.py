@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from decoding.cli import add_settings, add_target_options, prepare, run_command, settings_from
+from decoding.written import check_place, save
 
 RECIPE_OPTIONS = {
     "layers": (int, "K: decoder layers of the head, or residual blocks per position"),
@@ -89,12 +90,12 @@ def _train(arguments: argparse.Namespace) -> None:
 
 
 def _evaluate(arguments: argparse.Namespace) -> None:
+    check_place(arguments.out)
     from decoding.prompts import read_prompts
 
     prompts = read_prompts(arguments.prompts, arguments.limit)
     settings = settings_from(arguments)
     target = prepare(arguments)
-    from decoding.written import save
     from heads import load_head
     from heads.evaluate import evaluate, table
 

@@ -1,6 +1,7 @@
 """What heads are worth on prompts, side by side: acceptance, agreement and overlap by depth, and what drafting costs."""
 
 import sys
+from itertools import islice
 from typing import Any
 
 from tqdm import tqdm
@@ -13,6 +14,8 @@ from decoding.records import Run, Settings, Step
 from decoding.reports import heading, where
 from decoding.target import Target
 
+WARM_UP = 3  # steps that are not counted: the first ones of a process are slow
+
 
 def evaluate(target: Target, heads: list[DraftHead], prompts: list[Prompt], settings: Settings) -> dict[str, Any]:
     """Run every head on every prompt.
@@ -23,6 +26,8 @@ def evaluate(target: Target, heads: list[DraftHead], prompts: list[Prompt], sett
     out: dict[str, Any] = {}
     with tqdm(total=len(heads) * len(prompts), unit="run", desc="evaluate", file=sys.stderr) as bar:
         for head in heads:
+            for _ in islice(Generation(target, head, prompts[0].text, settings, drift=True), WARM_UP):
+                pass
             runs: dict[str, list[Run]] = {}
             for prompt in prompts:
                 generation = Generation(target, head, prompt.text, settings, drift=True)

@@ -276,7 +276,7 @@ window.draftscope = (() => {
     if (message.note && message.note !== (before && before.note)) said = message.note;
     else if (fresh && message.running) said = "Run started.";
     else if (before && before.running && !message.running)
-      said = `Run ended: ${state.lanes.map((l) => `${l.label}: ${l.state}, ${l.figures.tokens} tokens`).join("; ")}.`;
+      said = `Run ended: ${state.lanes.map((l) => `${l.label}: ${l.state}, ${l.figures.tokens + (l.figures.steps ? 1 : 0)} tokens`).join("; ")}.`;
     if (said) node.textContent = said;
   }
 

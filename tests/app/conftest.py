@@ -116,8 +116,8 @@ def page(browser: Browser, server: Server) -> Iterator[Page]:
     yield from opened(browser, server.url)
 
 
-def opened(browser: Browser, url: str, query: str = "", width: int = 1440, dark: bool = False) -> Iterator[Page]:
-    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme="dark" if dark else "light")
+def opened(browser: Browser, url: str, query: str = "", width: int = 1440, dark: bool = False, height: int = 900) -> Iterator[Page]:
+    context = browser.new_context(viewport={"width": width, "height": height}, color_scheme="dark" if dark else "light")
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
     wrong: list[str] = []

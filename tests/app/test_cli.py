@@ -1,6 +1,7 @@
 """`python app.py` and `python -m app.record`: help, and mistakes told in one line with exit code 2."""
 
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,13 @@ def test_mistakes_end_in_one_line(arguments: tuple[str, ...], words: str) -> Non
     told = run("app.py", *arguments)
     assert told.returncode == 2
     assert words in told.stderr and len(told.stderr.strip().splitlines()) == 1
+
+
+def test_a_port_that_is_taken_is_told_in_one_line() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        told = run("app.py", "--port", str(taken.getsockname()[1]))
+    assert told.returncode == 2 and "Traceback" not in told.stderr
+    assert "is taken" in told.stderr.strip().splitlines()[-1] and "choose another with --port" in told.stderr
 
 
 def test_a_head_that_does_not_fit_is_told() -> None:

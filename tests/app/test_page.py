@@ -8,7 +8,7 @@ from playwright.sync_api import Browser, Page, expect
 
 from decoding import DraftscopeError
 from heads.session import FeatureSession
-from tests.app.conftest import Server, opened
+from tests.app.conftest import DRAWN, Server, opened
 
 
 def expect_states(page: Page, *states: str) -> None:
@@ -116,6 +116,23 @@ def test_what_a_person_caused_comes_into_view(browser: Browser, server: Server) 
         page.locator("#ds-prompt textarea").evaluate("box => { box.value = ''; box.dispatchEvent(new Event('input')) }")
         page.locator("#ds-run").evaluate("button => button.click()")  # a click of the driver would scroll by itself
         expect(page.get_by_role("alert")).to_be_in_viewport()
+
+
+def test_the_settings_open_in_place_on_a_screen_that_is_too_low_for_them(browser: Browser, server: Server) -> None:
+    for page in opened(browser, server.url, width=1280, height=720):
+        server.models.target(server.models.source)
+        page.reload()
+        page.wait_for_function(DRAWN)
+        header = page.locator("#ds-settings > button, #ds-settings .label-wrap").first
+        before = header.bounding_box()
+        header.click()
+        expect(page.locator("#ds-settings")).to_contain_text(f"Loaded: {server.models.target(server.models.source).name}")
+        seed = page.get_by_label("Seed").first
+        seed.scroll_into_view_if_needed()
+        expect(seed).to_be_in_viewport()
+        after, box = header.bounding_box(), seed.bounding_box()
+        assert before and after and box and after["x"] == before["x"], "the panel went into a second column"
+        assert box["x"] + box["width"] < 400
 
 
 def test_an_example_fills_the_prompt(page: Page) -> None:

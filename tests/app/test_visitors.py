@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,7 @@ from app.models import Models
 from app.requests import Requests
 from decoding import Run, Settings
 from decoding.errors import UsageError
+from decoding.target import Target
 from tests.app.asking import PROMPT, ask, run, wait_until
 from tests.app.conftest import DRAWN, PATIENCE, Server, opened, serve
 from tests.hub import StandIn
@@ -117,6 +119,20 @@ def test_a_dropped_connection_frees_the_device_within_a_step(server: Server, hel
         next(lines)
         kept = cut_short(server, held_target, lines.close)  # which closes the connection
     assert kept.finish_reason == "cancelled"
+
+
+def test_an_answer_that_nobody_fetches_is_given_up(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.endpoints.GONE_SECONDS", 1.0)
+    monkeypatch.setattr("app.device.TELL_SECONDS", 0.1)
+    forward = Target.forward
+    monkeypatch.setattr(Target, "forward", lambda *arguments: (time.sleep(0.05), forward(*arguments))[1])
+    body = {"data": [PROMPT, ["autoregressive"], server.models.source, 500, 0, 1, 0, 0, 0, 0, 0]}
+    for _ in range(2):  # one that runs, and one that waits for it
+        httpx.post(server.url + "gradio_api/call/compare", json=body).raise_for_status()
+    wait_until(lambda: server.device.requests == 2 and server.device._running is not None)
+    job = server.device._running
+    wait_until(lambda: server.device.requests == 0)
+    assert job is not None and job.work.runs[0].finish_reason == "cancelled"
 
 
 @pytest.mark.parametrize("how", ["close", "reload"])

@@ -63,6 +63,8 @@ def test_run_prints_the_answer_and_writes_the_record(models, tmp_path, capsys) -
         (["--prompt", "the", "--device", "cuda"], "torch sees no GPU here"),
         (["--prompt", "the", "--target", "nowhere"], "unknown target 'nowhere'"),
         (["--prompt", "the", "--threads", "0"], "--threads is at least 1"),
+        (["--prompt", "the", "--trace", "/tmp"], "/tmp is a folder: name the file to be written"),
+        (["--prompt", "the", "--trace", "/dev/null/run.json"], "is below something that is not a folder"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(models, capsys, extra, message) -> None:
@@ -115,6 +117,14 @@ def test_bad_prompt_files(models, tmp_path, capsys, text, message) -> None:
         path.write_text(text)
     assert main(["bench", "--target", models["target"], "--prompts", str(path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_results_that_can_not_be_written_are_refused_before_the_work(models, tmp_path, capsys) -> None:
+    common = ["--target", models["target"], "--head", models["hass"], "--prompts", models["prompts"], "--out", str(tmp_path)]
+    for command in (main, ["bench", *common]), (heads_main, ["evaluate", *common]):
+        assert command[0](command[1]) == 2
+        assert f"{tmp_path} is a folder" in capsys.readouterr().err
+    assert not list(tmp_path.parent.glob("*.part"))
 
 
 def test_evaluate_tells_acceptance_agreement_and_overlap(models, tmp_path, capsys) -> None:

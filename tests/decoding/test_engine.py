@@ -11,6 +11,7 @@ import torch
 from decoding import DraftscopeError, Generation, Run, Settings, UsageError, generate, load_target, stream
 from decoding.metrics import measure
 from decoding.records import TreeShape
+from decoding.target import Target
 from decoding.tree import TreePool, ancestor_mask
 from heads import load_head
 from tests.stubs import TableHead, TableTarget, untrained_head
@@ -46,6 +47,18 @@ def test_the_record_tells_what_happened(tiny_target, head, tmp_path) -> None:
     assert figures.mean_acceptance_length == 1 + sum(len(step.accepted) for step in run.steps) / len(run.steps)
     run.save(tmp_path / "run.json")
     assert Run.load(tmp_path / "run.json") == run
+
+
+def test_at_a_tie_the_runner_up_is_the_other_token(tiny_target, head, monkeypatch) -> None:
+    logits = Target.logits
+    monkeypatch.setattr(Target, "logits", lambda self, features: logits(self, features).clamp(max=0.0))  # many are equal
+    run = generate(tiny_target, head, PROMPT, Settings(max_new_tokens=30))
+    ties = 0
+    for step in run.steps:
+        emitted = [*(step.node_ids[node] for node in step.accepted), step.bonus_id]
+        assert not any(own == other for own, other in zip(emitted, step.runner_up_ids, strict=True))
+        ties += sum(margin == 0 for margin in step.margins)
+    assert ties > 20
 
 
 def test_greedy_target_probabilities_are_softmax_at_the_parent(tiny_target, head) -> None:
