@@ -19,19 +19,18 @@ from decoding.records import AUTOREGRESSIVE, Run, Settings
 
 
 def record_prompt(models: Models, source: str, methods: list[str], prompt: str, settings: Settings) -> list[Run]:
-    """One run for each method, one after the other in this process, plain decoding first; each head is warmed up before."""
+    """One run for each method, plain decoding first, a few steps of each in turn; each head is warmed up before."""
     from decoding import Generation
+    from decoding.engine import in_turns
 
     target = models.target(source)
-    runs = []
-    for name in methods:
-        head = models.head(name, target)
+    heads = {name: models.head(name, target) for name in methods}
+    for name, head in heads.items():
         models.warm_up(name, target, head)
-        generation = Generation(target, head, prompt, settings, drift=True)
-        for _ in generation:
-            pass
-        runs.append(generation.run)
-    return runs
+    runs = {name: Generation(target, head, prompt, settings, drift=True) for name, head in heads.items()}
+    for _ in in_turns(runs):
+        pass
+    return [run.run for run in runs.values()]
 
 
 def parser() -> argparse.ArgumentParser:

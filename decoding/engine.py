@@ -2,9 +2,11 @@
 
 import platform
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
 from importlib.metadata import version
+from itertools import islice
+from typing import TypeVar
 
 import torch
 
@@ -15,6 +17,8 @@ from decoding.head import DraftHead, DraftSession, DraftTree
 from decoding.records import AUTOREGRESSIVE, Environment, FinishReason, Run, Settings, Step
 from decoding.target import Target
 from decoding.tree import ancestor_mask
+
+Key = TypeVar("Key", bound=Hashable)
 
 Prompt = str | Sequence[Message] | Sequence[int]
 
@@ -306,6 +310,20 @@ def _prompt_ids(target: Target, prompt: Prompt) -> tuple[list[int], str]:
     if outside is not None:
         raise UsageError(f"token id {outside} is outside the vocabulary of {target.name} (0 to {target.vocab_size - 1})")
     return ids, ""
+
+
+def in_turns(runs: Mapping[Key, Iterable[Step]], turn: int = 3) -> Iterator[tuple[Key, Step]]:
+    """The steps of several runs, `turn` of each before the next has its turn: a machine that slows down for a while slows
+    all of them. A run's clock stands still while others have their turn."""
+    going = {key: iter(run) for key, run in runs.items()}
+    while going:
+        for key, run in list(going.items()):
+            steps = 0
+            for step in islice(run, turn):
+                steps += 1
+                yield key, step
+            if steps < turn:
+                del going[key]
 
 
 def environment(target: Target) -> Environment:

@@ -14,7 +14,7 @@ from statistics import median
 
 from tqdm import tqdm
 
-from decoding.engine import Generation, environment
+from decoding.engine import Generation, environment, in_turns
 from decoding.head import DraftHead
 from decoding.prompts import Prompt
 from decoding.records import Settings, Step, TreeShape
@@ -28,7 +28,6 @@ DRAFT_NODES = 16  # kept of a tree whose draft is timed
 ROUNDS, STEPS_EACH = 4, 5  # every tree in every round, so that a machine that slows down slows all
 FINALISTS = 4  # trees that are run against each other
 NOISE = 0.05  # share of a measured time a token that says nothing
-TURN = 3  # steps of one run before the next has its turn
 
 
 def reaches(step: Step, width: int, depth: int, order: Sequence[Sequence[int]] | None) -> list[int]:
@@ -146,13 +145,9 @@ def run_off(
         runs = {}
         for tree in taken:
             settings = Settings(max_new_tokens=max_new_tokens, **({} if tree is None else _fields(tree)))
-            runs[tree] = iter(Generation(target, None if tree is None else head, prompt, settings))
-        while runs:
-            for tree, run in list(runs.items()):
-                turn = list(islice(run, TURN))
-                taken[tree] += turn
-                if len(turn) < TURN:
-                    del runs[tree]
+            runs[tree] = Generation(target, None if tree is None else head, prompt, settings)
+        for tree, step in in_turns(runs):
+            taken[tree].append(step)
     told = {}
     for tree, steps in taken.items():
         spent = sum(step.draft_ms + step.verify_ms + step.accept_ms + step.commit_ms + step.record_ms for step in steps)

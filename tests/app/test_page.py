@@ -119,7 +119,7 @@ def test_what_a_person_caused_comes_into_view(browser: Browser, server: Server) 
 
 
 def test_the_settings_open_in_place_on_a_screen_that_is_too_low_for_them(browser: Browser, server: Server) -> None:
-    for page in opened(browser, server.url, width=1280, height=720):
+    for page in opened(browser, server.url, width=1280, height=420):
         server.models.target(server.models.source)
         page.reload()
         page.wait_for_function(DRAWN)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from decoding import DraftscopeError, Generation, Run, Settings, UsageError, generate, load_target, stream
+from decoding.engine import in_turns
 from decoding.metrics import measure
 from decoding.records import TreeShape
 from decoding.target import Target
@@ -47,6 +48,16 @@ def test_the_record_tells_what_happened(tiny_target, head, tmp_path) -> None:
     assert figures.mean_acceptance_length == 1 + sum(len(step.accepted) for step in run.steps) / len(run.steps)
     run.save(tmp_path / "run.json")
     assert Run.load(tmp_path / "run.json") == run
+
+
+def test_runs_in_turns_are_what_they_are_alone(tiny_target, head) -> None:
+    settings = {name: Settings(max_new_tokens=tokens) for name, tokens in (("short", 5), ("long", 40))}
+    runs = {(name, own): Generation(tiny_target, own, PROMPT, told) for name, told in settings.items() for own in (None, head)}
+    order = [key for key, _ in in_turns(runs, turn=2)]
+    assert order[:8] == [key for key in runs for _ in range(2)][: len(order[:8])]
+    for (name, own), run in runs.items():
+        assert run.run.output_ids == generate(tiny_target, own, PROMPT, settings[name]).output_ids
+        assert run.run.steps[-1].end_ms < sum(other.run.steps[-1].end_ms for other in runs.values())
 
 
 def test_at_a_tie_the_runner_up_is_the_other_token(tiny_target, head, monkeypatch) -> None:
