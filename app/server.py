@@ -81,6 +81,20 @@ class Guard:
         await self.app(scope, receive, answer)
 
 
+def wrong_call(request: Request, error: Exception) -> JSONResponse:
+    """An HTTP call with an unknown or a missing argument, or of no endpoint: Gradio lets these errors through.
+
+    Raises:
+        Exception: the error itself, where it is another one.
+    """
+    place, _, name = request.url.path.partition("/gradio_api/call/v2/")
+    if place or not name:
+        raise error
+    if isinstance(error, KeyError):
+        return JSONResponse({"error": "no such endpoint: there are /compare, /methods and /targets"}, status_code=404)
+    return JSONResponse({"error": str(error)}, status_code=422)
+
+
 def launch_options(models: Models, device: Device, operator: Operator) -> dict[str, Any]:
     """What `demo.launch` is given, apart from host and port."""
     begun = time.monotonic()
@@ -102,7 +116,11 @@ def launch_options(models: Models, device: Device, operator: Operator) -> dict[s
         "ssr_mode": False,  # the page is drawn by its own script; a second server would answer without the headers
         "state_session_capacity": SESSIONS,
         "max_file_size": operator.max_upload_mb << 20,
-        "app_kwargs": {"middleware": [Middleware(Guard)], "routes": [Route("/health", health)]},
+        "app_kwargs": {
+            "middleware": [Middleware(Guard)],
+            "routes": [Route("/health", health)],
+            "exception_handlers": {TypeError: wrong_call, KeyError: wrong_call},
+        },
     }
 
 

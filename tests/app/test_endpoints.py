@@ -2,6 +2,7 @@
 
 import itertools
 
+import httpx
 import pytest
 from gradio_client import Client
 from gradio_client.exceptions import AppError
@@ -35,6 +36,19 @@ def test_compare_streams_lanes_and_ends_with_records(client: Client, server: Ser
     assert streamed[-1] == runs[1].output_ids
     assert all(later[: len(earlier)] == earlier for earlier, later in itertools.pairwise(streamed))
     assert items[-2]["lanes"][1]["speed_up"] > 0
+
+
+@pytest.mark.parametrize(
+    ("name", "body", "status", "words"),
+    [
+        ("compare", {"prompt": " he", "methods": ["autoregressive"], "bogus": 1}, 422, "`bogus` is not a valid key-word argument"),
+        ("compare", {"methods": ["autoregressive"]}, 422, "No value provided for required argument: prompt"),
+        ("nonsense", {}, 404, "no such endpoint"),
+    ],
+)
+def test_a_call_that_fits_no_endpoint_is_refused_in_words(server: Server, name: str, body: dict, status: int, words: str) -> None:
+    answer = httpx.post(f"{server.url}gradio_api/call/v2/{name}", json=body)
+    assert answer.status_code == status and words in answer.json()["error"]
 
 
 @pytest.mark.parametrize(
