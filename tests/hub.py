@@ -3,7 +3,6 @@
 import hashlib
 import json
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from tests.app.tiny import GOLDEN
@@ -22,8 +21,13 @@ class StandIn(ThreadingHTTPServer):
         self.files |= {"README.md": b"# tiny", ".gitattributes": b"x", "original/consolidated.00.pth": b"x"}
         self.how = "well"  # well | silent | slow | cut
         self.begun = threading.Event()  # some bytes of the weights are out
+        self.closed = threading.Event()
         self.asked: list[str] = []
         threading.Thread(target=self.serve_forever, daemon=True).start()
+
+    def server_close(self) -> None:
+        self.closed.set()
+        super().server_close()
 
     @property
     def url(self) -> str:
@@ -40,7 +44,7 @@ class Handler(BaseHTTPRequestHandler):
         path = self.path.partition("?")[0]
         self.server.asked.append(path)
         if self.server.how == "silent":
-            time.sleep(60)
+            self.server.closed.wait(60)
         elif not path.removeprefix("/api/models").startswith("/org/tiny"):
             self._send(404, b"{}", {"X-Error-Code": "RepoNotFound"})
         elif "/resolve/" in path:
@@ -67,7 +71,8 @@ class Handler(BaseHTTPRequestHandler):
         self.server.begun.set()
         if self.server.how == "slow":
             for place in range(len(data) // 2, len(data)):
-                time.sleep(0.05)
+                if self.server.closed.wait(0.05):
+                    return  # a fetch of the client's that goes on would keep the tests' process from ending
                 self.wfile.write(data[place : place + 1])
 
     def _send(self, status: int, data: bytes, headers: dict[str, str] | None = None) -> None:

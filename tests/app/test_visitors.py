@@ -219,6 +219,31 @@ def test_sigterm_keeps_the_partial_run_and_says_cancelled(tmp_path: Path) -> Non
     assert last["type"] == "runs" and last["runs"][0]["output_ids"] == kept.output_ids
 
 
+def test_sigterm_ends_a_server_whose_fetch_hangs(stand_in: StandIn, tmp_path: Path) -> None:
+    stand_in.how = "slow"
+    process = subprocess.Popen(
+        [sys.executable, "app.py", "--device", "cpu", "--port", "7952", "--allow-custom-models"],
+        cwd=ROOT, stderr=subprocess.DEVNULL,
+        env={**os.environ, "HF_ENDPOINT": stand_in.url, "HF_HOME": str(tmp_path), "HF_HUB_OFFLINE": "0"},
+    )  # fmt: skip
+    try:
+        wait_until(lambda: answers("http://127.0.0.1:7952/health"), 120)
+        asked = {"prompt": PROMPT, "methods": ["autoregressive"], "target": "org/tiny"}
+        httpx.post("http://127.0.0.1:7952/gradio_api/call/v2/compare", json=asked).raise_for_status()
+        assert stand_in.begun.wait(60)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+    finally:
+        process.kill()
+
+
+def answers(url: str) -> bool:
+    try:
+        return httpx.get(url).is_success
+    except httpx.HTTPError:
+        return False
+
+
 def test_kill_while_saving_leaves_no_half_record(tmp_path: Path) -> None:
     script = (
         "import sys; from tests.records import make_run\n"
