@@ -180,7 +180,7 @@ def trees(lanes: list[Drawn], look: Look) -> Chart:
     figure.update_yaxes(title_text="ms a token", rangemode="tozero")
     words = (
         "More nodes catch more tokens and cost a slower verification. Lines: what is expected from one wide tree's record and the "
-        "cost of each part; marks: the best of them, run in turns with plain decoding; the large mark was the fastest. "
+        "cost of each part; marks: the best of them, run in turns with plain decoding; the large mark is the choice. "
     )
     if missing:
         missing_words = f" Nothing was tuned for {', '.join(missing)} on the machine of these runs: python -m decoding tune --head NAME."
