@@ -191,8 +191,12 @@ class Step(_Record):
     context_length: int = Field(ge=1)  # committed tokens before the step, root not counted
 
     @property
+    def total_ms(self) -> float:
+        return self.draft_ms + self.verify_ms + self.accept_ms + self.commit_ms + self.record_ms
+
+    @property
     def end_ms(self) -> float:
-        return self.start_ms + self.draft_ms + self.verify_ms + self.accept_ms + self.commit_ms + self.record_ms
+        return self.start_ms + self.total_ms
 
     @model_validator(mode="after")
     def _consistent(self) -> "Step":

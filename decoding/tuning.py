@@ -111,7 +111,7 @@ def costs(
             settings = Settings(max_new_tokens=STEPS_EACH * (shape.depth + 1) + 2, stop_token_ids=(), **_fields(shape))
             for step in islice(Generation(target, head, prompt, settings), 1, 1 + STEPS_EACH):
                 drafts[shape].append(step.draft_ms)
-                rest[1 + len(step.node_ids)].append(step.verify_ms + step.accept_ms + step.commit_ms + step.record_ms)
+                rest[1 + len(step.node_ids)].append(step.total_ms - step.draft_ms)
     return {shape: median(times) for shape, times in drafts.items()}, {rows: median(times) for rows, times in rest.items()}
 
 
@@ -150,7 +150,7 @@ def run_off(
             taken[tree].append(step)
     told = {}
     for tree, steps in taken.items():
-        spent = sum(step.draft_ms + step.verify_ms + step.accept_ms + step.commit_ms + step.record_ms for step in steps)
+        spent = sum(step.total_ms for step in steps)
         tokens = sum(len(step.token_ids) for step in steps)
         told[tree] = {"tau": tokens / len(steps), "ms_per_token": spent / tokens}
     return told[None]["ms_per_token"], [{**tree._asdict(), **told[tree]} for tree in trees]
