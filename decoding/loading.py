@@ -69,7 +69,7 @@ def pick_precision(dtype: str, device: str) -> str:
 
 def find_target(source: str, progress: Progress = silent) -> Path:
     """The folder of a target's files, fetched if they are not here yet (see decoding.hub.find)."""
-    return embedded_path() if source == "embedded" else hub.find("target", source, progress)
+    return embedded_path(progress) if source == "embedded" else hub.find("target", source, progress)
 
 
 def load_target(source: str, device: str = "auto", dtype: str = "auto", progress: Progress = silent) -> Target:

@@ -242,7 +242,9 @@ draftscope.views.lanes = (root) => {
   function summary() {
     const ran = state.lanes.filter((lane) => lane.figures.tps);
     if (state.info.running) {
-      const at = state.lanes.findIndex((lane) => lane.state === "running" || lane.state === "loading");
+      // all of them load what is shared, then one after the other warms up and runs
+      const busy = state.lanes.filter((lane) => lane.state === "running" || lane.state === "loading");
+      const at = busy.length === 1 ? state.lanes.indexOf(busy[0]) : -1;
       return [at < 0 ? "Getting ready …" : `Lane ${at + 1} of ${state.lanes.length}: ${state.lanes[at].label}. Stop ends it within a step.`];
     }
     const plain = ran.find((lane) => !lane.tree),

