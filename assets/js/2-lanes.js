@@ -227,6 +227,7 @@ draftscope.views.lanes = (root) => {
   function equality(lane) {
     const seen = lane.equality;
     if (lane.state === "waiting" || lane.state === "loading") return "";
+    if (!lane.tree && lane.state === "stopped") return lane.figures.tokens ? "The reference, as far as it came." : "";
     if (!lane.tree) return lane.figures.tokens ? "The reference: what the target writes by itself." : "";
     if (lane.sampled) return "Sampled: the distribution is the target's own; the words may differ from plain decoding.";
     if (!seen) return lane.state === "running" ? "" : "Not compared: plain decoding was not run.";
