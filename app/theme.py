@@ -37,6 +37,8 @@ def theme() -> gr.themes.Base:
         checkbox_label_background_fill_dark="#1c232d",
         checkbox_label_background_fill_selected="#e4e7ec",
         checkbox_label_background_fill_selected_dark="#2f3845",
+        table_odd_background_fill_dark="#1c232d",
+        table_even_background_fill_dark="#161b22",
         button_secondary_background_fill="#eceff3",
         button_secondary_background_fill_dark="#262d38",
         button_secondary_background_fill_hover="#dfe3ea",
