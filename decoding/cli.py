@@ -129,9 +129,9 @@ def _bench(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments.prompts, arguments.limit)
     target = prepare(arguments)
     from decoding.bench import bench, table
-    from heads import load_head
+    from heads import load_heads
 
-    heads = [load_head(name, target, draft_vocab=arguments.draft_vocab) for name in arguments.head]
+    heads = load_heads(arguments.head, target, arguments.draft_vocab)
     for head in heads:
         settings.resolved(head.tree)  # contradictions are told before anything is measured
     results = bench(target, heads, prompts, settings, repeats=arguments.repeats, warmup=arguments.warmup, peers=arguments.peers)
@@ -147,10 +147,9 @@ def _tune(arguments: argparse.Namespace) -> None:
     target = prepare(arguments)
     from decoding.tuned import told
     from decoding.tuning import tune
-    from heads import load_head
+    from heads import load_heads
 
-    for name in arguments.head:
-        head = load_head(name, target, draft_vocab=arguments.draft_vocab)
+    for head in load_heads(arguments.head, target, arguments.draft_vocab):
         print(told(tune(target, head, prompts)))
 
 

@@ -96,10 +96,10 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments.prompts, arguments.limit)
     settings = settings_from(arguments)
     target = prepare(arguments)
-    from heads import load_head
+    from heads import load_heads
     from heads.evaluate import evaluate, table
 
-    results = evaluate(target, [load_head(name, target) for name in arguments.head], prompts, settings)
+    results = evaluate(target, load_heads(arguments.head, target), prompts, settings)
     if arguments.out:
         save(results, arguments.out)
     print(table(results))

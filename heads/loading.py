@@ -1,5 +1,7 @@
 """Find a head by name, folder or hub id, and bind it to a target."""
 
+from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from decoding import hub
@@ -38,6 +40,23 @@ def load_head(source: str, target: Target, progress: Progress = silent, draft_vo
     if tuned is not None:
         head.tree = tuned.tree
     return head
+
+
+def load_heads(sources: Sequence[str], target: Target, draft_vocab: int | None = None) -> list[DraftHead]:
+    """Heads that are told side by side: where two have one name, each is called by its source.
+
+    Raises:
+        UsageError: as load_head, or a source given twice.
+    """
+    twice = [source for source, times in Counter(sources).items() if times > 1]
+    if twice:
+        raise UsageError(f"--head {twice[0]} is given twice")
+    heads = [load_head(source, target, draft_vocab=draft_vocab) for source in sources]
+    names = Counter(head.name for head in heads)
+    for head, source in zip(heads, sources, strict=True):
+        if names[head.name] > 1:
+            head.name = source
+    return heads
 
 
 def find_head(source: str, progress: Progress = silent) -> Path:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from decoding import Settings, Target, UsageError, generate, load_target
-from heads import load_head
+from heads import load_head, load_heads
 
 VOCAB, HIDDEN, INNER, HEADS, KV = 17, 32, 48, 4, 2
 KINDS = {
@@ -76,7 +76,7 @@ def eagle_config(**more) -> dict:
 
 
 def write(folder: Path, config: dict | None, tensors: dict[str, torch.Tensor], file: str) -> Path:
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     if config is not None:
         (folder / "config.json").write_text(json.dumps(config))
     half = {name: tensor.half() for name, tensor in tensors.items()}
@@ -167,6 +167,15 @@ def test_medusa_v2_is_its_own_target(pickled: bool, targets: dict[str, Path], tm
     both = load_target(str(folder), device="cpu", dtype="float32")
     plain = generate(load_target(str(targets["mistral"]), device="cpu", dtype="float32"), None, PROMPT, Settings(max_new_tokens=24))
     assert generate(both, load_head(str(folder), both), PROMPT, Settings(max_new_tokens=24)).output_ids == plain.output_ids
+
+
+def test_heads_of_one_name_are_told_apart(targets: dict[str, Path], tmp_path: Path) -> None:
+    target = load_target(str(targets["mistral"]), device="cpu", dtype="float32")
+    folders = [str(of_medusa_v1(tmp_path / place / "head", targets["mistral"])) for place in ("a", "b")]
+    other = str(of_medusa_v1(tmp_path / "other", targets["mistral"]))
+    assert [head.name for head in load_heads([*folders, other], target)] == [*folders, "other"]
+    with pytest.raises(UsageError, match="given twice"):
+        load_heads([other, other], target)
 
 
 def test_safetensors_are_preferred(targets: dict[str, Path], tmp_path: Path) -> None:
