@@ -184,3 +184,21 @@ def test_a_ratio_to_plain_decoding_that_was_disturbed_is_not_told(page: Page) ->
         )
         expect(verdict).to_contain_text(words)
         assert ("No fair ratio" in verdict.inner_text()) == (plain == 200)
+
+
+def test_what_is_loading_is_told_and_no_lane_is_named_before_one_runs(page: Page) -> None:
+    def receive(states: list[str], note: str) -> None:
+        page.evaluate(
+            """([states, note]) => {
+              const { info, lanes } = draftscope.state;
+              const held = lanes.map((lane, nth) => ({ ...lane, at: 0, steps: [], state: states[nth] }));
+              draftscope.receive(JSON.stringify({ ...info, session: `held ${states}`, running: true, note, lanes: held }));
+            }""",
+            [states, note],
+        )
+
+    receive(["loading"] * 3, "Fetching the target (93 MB, once)")
+    expect(page.locator(".ds-verdicts")).to_have_text("Getting ready …")
+    expect(page.get_by_role("alert")).to_have_text("Fetching the target (93 MB, once)")
+    receive(["finished", "loading", "waiting"], "")
+    expect(page.locator(".ds-verdicts")).to_contain_text("Lane 2 of 3")
