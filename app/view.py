@@ -6,7 +6,7 @@ slices (`at`, `steps`): the browser puts a slice where it belongs, so a repeated
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal, NotRequired, TypedDict
+from typing import Literal, TypedDict
 
 from app.methods import lane_label, method
 from decoding.metrics import Lossless, Metrics, lossless, measure, speed_up
@@ -16,8 +16,8 @@ State = Literal["waiting", "loading", "running", "done", "stopped", "failed"]
 MARKS = {"accepted": "a", "rejected": "r", "unreached": "u"}
 
 
-class StepView(TypedDict):
-    """One step. Lists of nodes are parallel, in the record's order."""
+class StepFacts(TypedDict):
+    """What every step has. Lists of nodes are parallel, in the record's order."""
 
     root: int
     ids: list[int]
@@ -31,12 +31,17 @@ class StepView(TypedDict):
     ms: list[float]  # draft, verify, accept, commit, record
     t: float  # start on the run's own clock
     ctx: int
-    draw: NotRequired[list[float | None]]
-    bar: NotRequired[list[float | None]]  # what the draw was held against: p after the siblings before it were ruled out
-    gap: NotRequired[list[float]]  # greedy: best minus second-best logit where each of (path, bonus) was chosen
-    second: NotRequired[list[int]]
-    cos: NotRequired[list[float | None]]
-    share: NotRequired[list[float | None]]
+
+
+class StepView(StepFacts, total=False):
+    """One step, with what was recorded of it."""
+
+    draw: list[float | None]
+    bar: list[float | None]  # what the draw was held against: p after the siblings before it were ruled out
+    gap: list[float]  # greedy: best minus second-best logit where each of (path, bonus) was chosen
+    second: list[int]
+    cos: list[float | None]
+    share: list[float | None]
 
 
 class Figures(TypedDict):

@@ -5,6 +5,7 @@ import re
 import shlex
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from tempfile import mkdtemp
 from types import SimpleNamespace
@@ -66,6 +67,15 @@ def test_the_readme_shows_the_shipped_results() -> None:
     begin, end = results.MARKS
     shown = results.tables()
     assert shown and README.split(begin)[1].split(end)[0].strip() == "\n\n".join(table.markdown() for table in shown)
+
+
+def test_the_oldest_python_that_is_promised_has_all_that_is_used() -> None:
+    oldest = re.search(r'requires-python = ">=([\d.]+)', (ROOT / "pyproject.toml").read_text()).group(1)
+    assert f"Python {oldest} to " in README
+    parts = [str(ROOT / name) for name in ("app.py", "app", "decoding", "heads", "tests")]
+    asked = [sys.executable, "-c", "import vermin; vermin.main()", f"-t={oldest}-", "--violations", "--no-tips", *parts]
+    found = subprocess.run(asked, capture_output=True, text=True)
+    assert found.returncode == 0, found.stdout + found.stderr
 
 
 def test_the_python_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
