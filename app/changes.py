@@ -27,8 +27,8 @@ CARDS = (
         "koala-eagle",
         "KOALA: deeper, with an adversary",
         "K layers in place of one, and a discriminator that learns to tell the head's output from the target's while the head learns to "
-        "deceive it. Better guesses at every depth. Cost: each of the tree's levels runs K layers, so drafting takes longer. It pays only "
-        "where the extra accepted tokens are worth more than the extra layers.",
+        "deceive it. More room to guess well. Cost: each of the tree's levels runs K layers, so drafting takes longer. It pays only "
+        "where more tokens are accepted, and enough of them to be worth the extra layers: see below whether they are.",
     ),
     (
         "medusa",

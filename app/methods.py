@@ -46,7 +46,7 @@ METHODS = {
             "KOALA-EAGLE",
             "#12a18a",
             "#35d297",
-            "Several layers instead of one: better guesses, each a little dearer.",
+            "Several layers in place of EAGLE's one, trained against an adversary: more room to guess well, each guess dearer.",
         ),
         Method("hass-koala", "HASS + KOALA", "#6a1590", "#ddaefa", "Several layers, trained on its own guesses: both ideas in one head."),
         Method(

@@ -74,7 +74,7 @@ draftscope.views.guide = (root) => {
       "Why HASS and KOALA draft better",
       () => {
         const seen = state.lanes.filter((lane) => lane.tree && lane.figures.tau);
-        return `After depth 1 a head builds on its own guesses. EAGLE's never met those in training, so its errors add up. HASS trains the same layer on its own guesses: it stays good deeper in the tree, at no cost. KOALA uses several layers and an adversary: better guesses at every depth, each a little dearer.${seen.length ? ` Here tau is ${seen.map((lane) => `${number(lane.figures.tau)} for ${lane.label}`).join(", ")}.` : ""}`;
+        return `After depth 1 a head builds on its own guesses. EAGLE's never met those in training, so its errors add up. HASS trains the same layer on its own guesses: it stays good deeper in the tree, at no cost. KOALA uses several layers and an adversary: more room to guess well, each guess dearer.${seen.length ? ` Here tau is ${seen.map((lane) => `${number(lane.figures.tau)} for ${lane.label}`).join(", ")}.` : ""}`;
       },
     ],
     [
