@@ -66,8 +66,10 @@ def test_the_choice_is_the_least_time_per_token() -> None:
 def test_the_best_trees_of_different_sizes_are_run_against_each_other() -> None:
     curve = [{"depth": 2, "top_k": 4, "nodes": n, "ms_per_token": abs(n - 10) + 20.0} for n in range(1, 40)]
     assert [tree.nodes for tree in finalists(curve)] == [10, 7, 14, 5]
-    finals = [{"tau": tau, "ms_per_token": ms} for tau, ms in ((1.6, 20.0), (2.0, 20.9), (2.4, 21.1))]
+    measured = ((1.6, 20.0, 3), (2.0, 20.9, 9), (2.0, 20.5, 7), (2.4, 21.1, 12))
+    finals = [{"tau": tau, "ms_per_token": ms, "nodes": nodes} for tau, ms, nodes in measured]
     assert winner(finals)["tau"] == 2.0, "5 % is noise, more is not"
+    assert winner(finals)["nodes"] == 7, "nodes that caught nothing more are not verified"
 
 
 def test_more_rows_never_cost_less() -> None:
