@@ -1,4 +1,4 @@
-"""The trees that `python -m decoding tune` chose, kept in the user's cache folder. No torch here: the page draws them."""
+"""The trees that `python -m decoding tune` chose: the user's, in the cache folder, and the shipped ones. No torch: the page draws them."""
 
 import json
 from collections.abc import Mapping
@@ -6,10 +6,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from decoding.embedded import cache_dir
-from decoding.records import Run, TreeShape
+from decoding.records import Environment, Run, TreeShape
 from decoding.written import save
 
 SHIPPED = Path(__file__).resolve().parent.parent / "assets" / "results" / "tuned.json"
+SEPARATOR = " | "
 
 
 @dataclass
@@ -53,8 +54,22 @@ def remember(key: str, tuned: Tuned) -> None:
 
 
 def recall(key: str) -> Tuned | None:
-    """A choice that was kept."""
-    return known(_file()).get(key)
+    """The choice for a key of `key_of`; where this machine has none, the shipped one for the same kind of device and dtype:
+    what rows of a verification cost differs more between dtypes than between machines."""
+    own = known(_file()).get(key)
+    if own is not None:
+        return own
+    return next((one for other, one in known(SHIPPED).items() if _anywhere(other) == _anywhere(key)), None)
+
+
+def key_of(where: Environment, *rest: object) -> str:
+    """What a choice is kept under: the machine, and everything about target and head that changes cost or acceptance."""
+    return SEPARATOR.join(map(str, (where.machine, where.device, where.dtype, where.threads, *rest)))
+
+
+def _anywhere(key: str) -> list[str]:
+    _, device, dtype, _, *rest = key.split(SEPARATOR)
+    return [device, dtype, *rest]
 
 
 def known(path: Path) -> dict[str, Tuned]:

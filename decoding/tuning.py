@@ -19,7 +19,7 @@ from decoding.head import DraftHead
 from decoding.prompts import Prompt
 from decoding.records import Settings, Step, TreeShape
 from decoding.target import Target
-from decoding.tuned import Tuned, recall, remember
+from decoding.tuned import Tuned, key_of, recall, remember
 
 DEEPEST, WIDEST = 7, 8  # of the trees that are compared; all their candidates are verified once
 WIDTHS = (1, 2, 3, 4, 5, 6, 8)
@@ -206,12 +206,9 @@ def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tok
 
 
 def tuned_for(target: Target, head: DraftHead) -> Tuned | None:
-    """What was chosen for this head on this machine; None where it was never tuned."""
+    """What was chosen for this head on this machine, else on the one whose choices are shipped; None where it was never tuned."""
     return recall(_key(target, head))
 
 
 def _key(target: Target, head: DraftHead) -> str:
-    """The machine, and everything about target and head that changes cost or acceptance."""
-    where = environment(target)
-    told = (where.machine, where.device, where.dtype, where.threads, target.name, *target.notes, head.name)
-    return " | ".join(map(str, (*told, *head.info.model_dump().values())))
+    return key_of(environment(target), target.name, *target.notes, head.name, *head.info.model_dump().values())

@@ -26,7 +26,8 @@ def load_head(source: str, target: Target, progress: Progress = silent, draft_vo
         draft_vocab: let the head propose only that many of the most frequent tokens (FR-Spec, arXiv 2502.14856), which makes
             its `lm_head` cheaper; None = those it was trained with.
 
-    A tree that `python -m decoding tune` found for this machine takes the place of the one that came with the head.
+    A tree that `python -m decoding tune` found for this machine, or else was shipped for its kind of device and dtype, takes the
+    place of the one that came with the head.
 
     Raises:
         UsageError: unknown head, or one that does not fit the target.

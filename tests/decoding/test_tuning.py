@@ -1,15 +1,19 @@
 """Tree settings that fit the machine: one wide record tells what smaller trees would have accepted."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from decoding import Settings, UsageError, generate
+from decoding import tuned as kept
 from decoding.cli import main
 from decoding.costs import verification
+from decoding.engine import environment
 from decoding.records import TreeShape
 from decoding.tuning import ROWS, choose, finalists, line, reaches, rising, tune, tuned_for, winner
 from heads import load_head
+from heads.catalogue import catalogue
 from tests.conftest import GOLDEN
 
 TREE = {"tree_depth", "tree_top_k", "tree_nodes"}
@@ -96,6 +100,31 @@ def test_tune_is_remembered_for_this_head_and_hand_set_values_win(tiny_target, c
     assert run.settings.tree == (2, 2, 3)
     (tmp_path / "tuned.json").write_text("{broken")
     assert tuned_for(tiny_target, head) is None
+
+
+def test_a_machine_that_tuned_nothing_takes_the_shipped_choice_for_its_dtype(tiny_target, tmp_path, monkeypatch) -> None:
+    folder = str(GOLDEN / "hass_tiny" / "head_mid")
+    head = load_head(folder, tiny_target)
+    here = environment(tiny_target)
+    rest = (tiny_target.name, *tiny_target.notes, head.name, *head.info.model_dump().values())
+    elsewhere = here.model_copy(update={"machine": "another", "threads": 96})
+    facts = {"head": head.name, "target": tiny_target.name, "machine": "another", "dtype": "-", "threads": 96}
+    facts |= {"ms_per_token": 1.0, "plain_ms": 2.0, "tau": 2.0, "verify_ms": {}, "draft_ms": {}}
+    trees = {"float32": {"depth": 2, "top_k": 2, "nodes": 3}, "bfloat16": {"depth": 4, "top_k": 4, "nodes": 20}}
+    shipped = {kept.key_of(elsewhere.model_copy(update={"dtype": dtype}), *rest): {**facts, **tree} for dtype, tree in trees.items()}
+    (tmp_path / "shipped.json").write_text(json.dumps(shipped))
+    monkeypatch.setattr(kept, "SHIPPED", tmp_path / "shipped.json")
+    assert load_head(folder, tiny_target).tree == TreeShape(2, 2, 3)
+    kept.remember(kept.key_of(here, *rest), kept.Tuned(**facts, depth=1, top_k=2, nodes=2))
+    assert load_head(folder, tiny_target).tree == TreeShape(1, 2, 2), "its own comes first"
+
+
+def test_every_shipped_head_has_a_tree_for_both_dtypes_of_a_cpu() -> None:
+    chosen = {(one.head, one.dtype): one for one in kept.known(kept.SHIPPED).values()}
+    for name, folder in catalogue().items():
+        section = json.loads((folder / "config.json").read_text())["draftscope"]
+        assert chosen[name, "bfloat16"].tree == TreeShape(**section["tree"])
+        assert chosen[name, "float32"].nodes <= chosen[name, "bfloat16"].nodes, "rows are dearer in float32"
 
 
 def test_scale_measures_and_refuses_what_the_target_can_not_hold(tiny_target, capsys) -> None:
