@@ -73,7 +73,7 @@ def test_the_best_trees_of_different_sizes_are_run_against_each_other() -> None:
     measured = ((1.6, 20.0, 3), (2.0, 20.9, 9), (2.0, 20.5, 7), (2.4, 21.1, 12))
     finals = [{"tau": tau, "ms_per_token": ms, "nodes": nodes} for tau, ms, nodes in measured]
     assert winner(finals)["tau"] == 2.0, "5 % is noise, more is not"
-    assert winner(finals)["nodes"] == 7, "nodes that caught nothing more are not verified"
+    assert winner(finals)["nodes"] == 9, "as fast, and it can catch more"
 
 
 def test_more_rows_never_cost_less() -> None:
