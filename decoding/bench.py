@@ -5,7 +5,6 @@ interval holds 1, the table says that there is no difference.
 """
 
 import random
-import resource
 import statistics
 import sys
 import time
@@ -14,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 from tqdm import tqdm
 from transformers import AutoModelForCausalLM, PreTrainedModel
@@ -27,6 +27,11 @@ from decoding.prompts import Prompt
 from decoding.records import AUTOREGRESSIVE, Run, Settings
 from decoding.reports import heading
 from decoding.target import Target
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 PEERS = {"transformers": {}, "transformers, prompt lookup": {"prompt_lookup_num_tokens": 10}}
 RESAMPLES = 2000
@@ -240,6 +245,8 @@ def _lossless(own: list[Sample], plain: list[Sample]) -> dict[str, Any]:
 def _peak_memory(target: Target) -> float:
     if target.device.type == "cuda":
         return torch.cuda.max_memory_allocated(target.device) / 2**20
+    if resource is None:
+        return psutil.Process().memory_info().peak_wset / 2**20
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak / (1024 if sys.platform != "darwin" else 2**20)
 

@@ -4,12 +4,14 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from decoding import Run
+from decoding import Run, bench
 from decoding.cli import main
 from heads.cli import main as heads_main
 from tests.app.tiny import tiny_head, tiny_target
@@ -103,8 +105,16 @@ def test_bench_measures_every_method_on_the_same_prompts(models, tmp_path, capsy
     assert hass["tokens"] == plain["tokens"] == 2 * 2 * 23
     assert hass["speed_up"]["low"] <= hass["speed_up"]["ratio"] <= hass["speed_up"]["high"]
     assert "transformers" in hass["speed_up_over"]
+    assert psutil.Process().memory_info().rss / 2**20 * 0.5 < results["peak_memory_mib"] < 30_000
     printed = capsys.readouterr().out
     assert "hass" in printed and "bonus included" in printed
+
+
+def test_peak_memory_is_known_on_windows_too(monkeypatch) -> None:
+    process = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=3 << 20))
+    monkeypatch.setattr(bench, "resource", None)
+    monkeypatch.setattr(bench, "psutil", SimpleNamespace(Process=lambda: process))
+    assert bench._peak_memory(SimpleNamespace(device=torch.device("cpu"))) == 3
 
 
 @pytest.mark.parametrize(
