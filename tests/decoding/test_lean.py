@@ -60,6 +60,17 @@ def test_fused_matrices_are_multiplied_once_for_all_that_live_from_them(monkeypa
     assert calls.count(product) == 2
 
 
+@pytest.mark.parametrize("bias", [None, torch.linspace(-1, 1, 24)])
+def test_a_product_is_the_same_for_any_number_of_rows(bias: torch.Tensor | None) -> None:
+    weight = torch.linspace(-1, 1, 24 * 16).view(24, 16)
+    product = lean.Product(weight, bias)
+    for rows in (1, 4, 5, 16, 48, 49):
+        x = torch.linspace(-2, 2, rows * 16).view(rows, 16)
+        found = product(x)
+        torch.testing.assert_close(found, torch.nn.functional.linear(x, weight, bias))
+        assert found.is_contiguous(), "the loop writes into it"
+
+
 def test_weights_are_held_once() -> None:
     target = tiny_target("qwen2")
     assert target.lean is not None
