@@ -241,7 +241,9 @@ draftscope.views.lanes = (root) => {
 
   // Who was fastest, by how much, and whether the texts are equal: the first thing to read when a run has ended.
   function summary() {
-    const ran = state.lanes.filter((lane) => lane.figures.tps);
+    const failed = state.lanes.filter((lane) => lane.state === "failed"),
+      broken = failed.length ? ` Failed: ${failed.map((lane) => lane.label).join(", ")}.` : "",
+      ran = state.lanes.filter((lane) => lane.figures.tps && lane.state !== "failed");
     if (state.info.running) {
       // all of them load what is shared, then one after the other warms up and runs
       const busy = state.lanes.filter((lane) => lane.state === "running" || lane.state === "loading");
@@ -250,9 +252,9 @@ draftscope.views.lanes = (root) => {
     }
     const plain = ran.find((lane) => !lane.tree),
       heads = ran.filter((lane) => lane.tree).sort((a, b) => b.figures.tps - a.figures.tps);
-    if (!heads.length) return [plain ? `Plain decoding alone: ${number(plain.figures.tps, 1)} tokens/s.` : ""];
+    if (!heads.length) return [plain ? `Plain decoding alone: ${number(plain.figures.tps, 1)} tokens/s.` : "", broken.trim()];
     const [best] = heads,
-      gain = best.figures.speedup;
+      gain = plain ? best.figures.speedup : null;
     const first =
       gain !== null && disturbed(plain, heads)
         ? `No fair ratio: the machine was busy with something else while plain decoding ran. Run again for a speed-up. Fastest now: ${best.label}.`
@@ -263,7 +265,7 @@ draftscope.views.lanes = (root) => {
           : `No head pays here: the best one, ${best.label}, runs at ${number(gain)}× of plain decoding.`;
     const slower = heads.filter((lane) => gain >= 1 && lane.figures.speedup !== null && lane.figures.speedup < 1);
     const behind = slower.length ? ` Slower than plain decoding: ${slower.map((lane) => lane.label).join(", ")}.` : "";
-    return [first, `${texts(heads)}${behind}`];
+    return [first, `${texts(heads)}${behind}${broken}`];
   }
 
   // More rows read the same weights and compute more: where a verification takes clearly less than a plain step, plain

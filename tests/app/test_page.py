@@ -178,6 +178,9 @@ def test_a_lane_that_fails_says_why_and_the_others_go_on(page: Page, monkeypatch
     lane = page.locator(".ds-lane[data-method=eagle]")
     expect(lane.locator(".ds-equal")).to_contain_text("the head broke")
     expect(lane.locator(".ds-chip").nth(5)).to_be_attached()  # what was made is kept
+    verdict = page.locator(".ds-verdicts")
+    expect(verdict).to_contain_text("Failed: EAGLE.")
+    expect(verdict).not_to_contain_text("plain decoding: EAGLE")  # half a run says nothing about its speed
 
 
 def test_a_run_that_makes_nothing_leaves_the_earlier_lanes_in_place(page: Page) -> None:
