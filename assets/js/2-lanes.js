@@ -244,7 +244,7 @@ draftscope.views.lanes = (root) => {
     const failed = state.lanes.filter((lane) => lane.state === "failed"),
       broken = failed.length ? ` Failed: ${failed.map((lane) => lane.label).join(", ")}.` : "",
       ran = state.lanes.filter((lane) => lane.figures.tps && lane.state !== "failed");
-    if (state.info.running) {
+    if (state.info.running && state.lanes.some((lane) => ["waiting", "loading", "running"].includes(lane.state))) {
       // all of them load what is shared, then one after the other warms up and runs
       const busy = state.lanes.filter((lane) => lane.state === "running" || lane.state === "loading");
       const at = busy.length === 1 ? state.lanes.indexOf(busy[0]) : -1;

@@ -202,3 +202,5 @@ def test_what_is_loading_is_told_and_no_lane_is_named_before_one_runs(page: Page
     expect(page.get_by_role("alert")).to_have_text("Fetching the target (93 MB, once)")
     receive(["finished", "loading", "waiting"], "")
     expect(page.locator(".ds-verdicts")).to_contain_text("Lane 2 of 3")
+    receive(["done"] * 3, "")  # the last lane has ended, the request not quite
+    expect(page.locator(".ds-verdicts")).not_to_contain_text("Getting ready")
