@@ -54,8 +54,8 @@ def remember(key: str, tuned: Tuned) -> None:
 
 
 def recall(key: str) -> Tuned | None:
-    """The choice for a key of `key_of`; where this machine has none, the shipped one for the same kind of device and dtype:
-    what rows of a verification cost differs more between dtypes than between machines."""
+    """The choice for a key of `key_of`; where this machine has none, the shipped one for the same kind of device and dtype
+    (in float32 a row costs more, and bfloat16's trees can make a head slower than plain decoding)."""
     own = known(_file()).get(key)
     if own is not None:
         return own

@@ -244,9 +244,10 @@ draftscope.views.lanes = (root) => {
     const failed = state.lanes.filter((lane) => lane.state === "failed"),
       broken = failed.length ? ` Failed: ${failed.map((lane) => lane.label).join(", ")}.` : "",
       ran = state.lanes.filter((lane) => lane.figures.tps && lane.state !== "failed");
-    if (state.info.running && state.lanes.some((lane) => ["waiting", "loading", "running"].includes(lane.state))) {
+    const open = state.lanes.filter((lane) => ["waiting", "loading", "running"].includes(lane.state));
+    if (state.info.running && open.length) {
       // all of them load what is shared, then one after the other warms up and runs
-      const busy = state.lanes.filter((lane) => lane.state === "running" || lane.state === "loading");
+      const busy = open.filter((lane) => lane.state !== "waiting");
       const at = busy.length === 1 ? state.lanes.indexOf(busy[0]) : -1;
       return [at < 0 ? "Getting ready …" : `Lane ${at + 1} of ${state.lanes.length}: ${state.lanes[at].label}. Stop ends it within a step.`];
     }
