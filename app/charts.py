@@ -55,7 +55,11 @@ class Look:
     def phase(self, name: str, lane: Drawn) -> dict:
         """How a phase is filled: the head's own work in its colour, the target's in grey, the rest hatched."""
         fill = lane.colour if name == "draft" else self.target if name == "verify" else self.minor[name]
-        return {"color": fill, "pattern": {"shape": PATTERNS[name], "fgcolor": self.ink, "size": 5}, "line": {"width": 0}}
+        return {"color": fill, "pattern": self.hatch(name), "line": {"width": 0}}
+
+    def hatch(self, name: str) -> dict:
+        """A phase's pattern: light on the dark fills of accept and commit, dark on that of record."""
+        return {"shape": PATTERNS[name], "fgcolor": self.ink if name == "record" else self.grid, "size": 5}
 
     def finish(self, figure: go.Figure, height: int, **layout: object) -> go.Figure:
         axis = {
@@ -130,9 +134,7 @@ def latency(lanes: list[Drawn], look: Look) -> Chart:
     for name in PHASES:  # one legend for all rows
         shade: dict = {"color": heads[0].colour if name == "draft" and heads else look.minor.get(name, look.target)}
         label = {"draft": "draft (in the lane's colour)", "verify": "verify (target)"}.get(name, name)
-        figure.add_bar(
-            x=[None], y=[None], name=label, marker={**shade, "pattern": {"shape": PATTERNS[name], "fgcolor": look.ink, "size": 5}}
-        )
+        figure.add_bar(x=[None], y=[None], name=label, marker={**shade, "pattern": look.hatch(name)})
     look.finish(figure, 130 + 120 * len(lanes), barmode="stack")
     figure.update_yaxes(range=[0, top * 1.05], title_text="ms")
     figure.update_xaxes(title_text="step", row=len(lanes), col=1)
@@ -248,7 +250,7 @@ def cost(lanes: list[Drawn], look: Look) -> Chart:
     for name in PHASES:
         values = [lane.figures.phase_ms_per_token.get(name, 0.0) for lane in lanes]
         fills = [look.phase(name, lane)["color"] for lane in lanes]
-        marker = {"color": fills, "pattern": {"shape": PATTERNS[name], "fgcolor": look.ink, "size": 5}}
+        marker = {"color": fills, "pattern": look.hatch(name)}
         template = f"{name} %{{x:.2f}} ms per token<extra>%{{y}}</extra>"
         figure.add_bar(y=names, x=values, name=name, orientation="h", marker=marker, hovertemplate=template)
     look.finish(figure, 110 + 46 * len(lanes) if look.narrow else PAIR, barmode="stack", showlegend=False)

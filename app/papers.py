@@ -63,7 +63,7 @@ def _measured(runs: Sequence[Run]) -> str:
 
 
 def _shipped_results() -> str:
-    return "".join(_table(f"{one.title}. {one.where}. {one.command}", one.rows, one.names) for one in results.tables())
+    return "".join(_table(f"{one.title}. {one.where}", one.rows, one.names, one.command) for one in results.tables())
 
 
 def _heads() -> str:
@@ -83,12 +83,27 @@ def _heads() -> str:
     return _table("Training of the shipped heads, and how often their first guess is right on held-out text", rows, names) if rows else ""
 
 
-def _table(caption: str, rows: Sequence[tuple], names: Sequence[str] = ("target", "method", "speed-up", "tau")) -> str:
+def _table(
+    caption: str, rows: Sequence[tuple], names: Sequence[str] = ("target", "method", "speed-up", "tau"), command: str | None = None
+) -> str:
+    """A table that scrolls under a caption that doesn't; columns of words stand left, figures right, lists of figures may wrap."""
     texts = [[f"{value:.2f}" if isinstance(value, float) else str(value).strip("`") for value in row] for row in rows]
-    cells = "".join("<tr>" + "".join(f"<td>{escape(text)}</td>" for text in row) + "</tr>" for row in texts)
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    named = escape(caption)
-    return (
-        f'<div class="ds-table" tabindex="0" role="region" aria-label="{named}"><table><caption>{named}</caption>'
-        f"<thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table></div>"
+    kinds = [_kind(column) for column in zip(*texts, strict=True)] or [""] * len(names)
+    cells = "".join(
+        "<tr>" + "".join(f"<td{kind}>{escape(text)}</td>" for kind, text in zip(kinds, row, strict=True)) + "</tr>" for row in texts
     )
+    head = "".join(f'<th scope="col"{kind}>{escape(name)}</th>' for kind, name in zip(kinds, names, strict=True))
+    named = escape(caption)
+    told = f"<br><code>{escape(command)}</code>" if command else ""
+    return (
+        f'<figure class="ds-sheet"><figcaption>{named}{told}</figcaption>'
+        f'<div class="ds-table" tabindex="0" role="region" aria-label="{named}"><table>'
+        f"<thead><tr>{head}</tr></thead><tbody>{cells}</tbody></table></div></figure>"
+    )
+
+
+def _kind(column: Sequence[str]) -> str:
+    """The class of a column's cells: words, lists of figures, or (none) figures."""
+    if not all(text[:1] in "0123456789+-–" for text in column):
+        return ' class="is-word"'
+    return ' class="is-list"' if any(", " in text and "[" not in text for text in column) else ""

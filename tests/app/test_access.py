@@ -50,6 +50,22 @@ def test_nothing_is_wider_than_the_window(browser: Browser, server: Server, widt
         assert cut == []
 
 
+@pytest.mark.parametrize("width", [390, 1024])
+def test_measured_tables_are_read_whole(browser: Browser, server: Server, width: int) -> None:
+    """What a table is about isn't cut where the table scrolls, and no cell is a tower of single figures."""
+    for page in opened(browser, server.url, width=width):
+        page.get_by_role("tab", name="Why HASS, why KOALA").click()
+        expect(page.locator(".ds-sheet").last).to_be_visible()
+        ends, rows = page.evaluate(
+            """() => [
+              [...document.querySelectorAll('.ds-sheet figcaption')].map(node => node.getBoundingClientRect().right),
+              [...document.querySelectorAll('.ds-sheet tbody tr')].map(node => node.getBoundingClientRect().height),
+            ]"""
+        )
+        assert len(ends) > 4 and max(ends) <= width
+        assert max(rows) < 70  # three lines
+
+
 def test_live_regions_say_start_and_end_only(page: Page) -> None:
     page.evaluate(
         """() => {
