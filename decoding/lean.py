@@ -24,48 +24,54 @@ PROBE = (6, 5)  # rows of the two forwards that compare the loop with the model:
 class Product:
     """A matrix product: [..., in] -> [..., out].
 
-    On a CPU a bfloat16 matrix is kept in the order in which the matrix unit reads it (oneDNN would else reorder it at
-    every call: 26 -> 18 ms for one row of the embedded target, 44 -> 27 ms for 60). In float32, MKL takes a few rows best
-    as the columns of the second factor (16 rows of the embedded target's layers: 89 -> 51 ms; one to four, or many: not so).
+    On a CPU the matrix is kept in the order in which the library's kernel reads it, which else is made anew at every call.
+    The embedded target's layers take 26 -> 18 ms for one row and 44 -> 27 ms for 60 in bfloat16 (oneDNN), and
+    50 -> 30 ms for 9 rows and 52 -> 31 ms for 16 in float32 (MKL; one row is limited by memory and stays at 24).
     """
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None, dtypes: Sequence[torch.dtype] = (torch.bfloat16,)) -> None:
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None = None) -> None:
         """
         Args:
             weight: [out, in].
             bias: [out] or None.
-            dtypes: what is packed on a CPU. In float32 it pays for a vocabulary's matrix only (8 rows of 49,152 tokens: 17 -> 7 ms).
         """
         self.bias = bias
-        self.packed = None
-        if weight.device.type == "cpu" and weight.dtype in dtypes and packs():
-            self.packed = torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), PACKED_FOR_ROWS)
+        pack = PACKED.get(weight.dtype) if weight.device.type == "cpu" else None
+        self.packed = pack(weight.contiguous()) if pack is not None and packs(pack) else None
         self.weight = weight if self.packed is None else None
-        self.turns = weight.device.type == "cpu" and weight.dtype == torch.float32 and torch.backends.mkl.is_available()
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        if self.packed is None:
-            if self.turns and x.ndim == 2 and len(x) in TURNED_ROWS:
-                turned = self.weight @ x.T if self.bias is None else torch.addmm(self.bias[:, None], self.weight, x.T)
-                return turned.T.contiguous()
-            return functional.linear(x, self.weight, self.bias)
-        return torch.ops.mkldnn._linear_pointwise(x, self.packed, self.bias, "none", [], "")
+        return functional.linear(x, self.weight, self.bias) if self.packed is None else self.packed(x, self.bias)
+
+
+Packed = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]  # [..., in], bias -> [..., out]
+
+
+def _onednn(weight: torch.Tensor) -> Packed:
+    packed = torch.ops.mkldnn._reorder_linear_weight(weight, 16)  # the order for 16 rows serves more of them as well as their own would
+    return lambda x, bias: torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+
+
+def _mkl(weight: torch.Tensor) -> Packed:
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weight, 64)  # as above: as fast as any for 1 to 128 rows
+    shape = weight.new_empty(1).expand(weight.shape)  # asked for its sizes only: the weights are not held twice
+    return lambda x, bias: torch.ops.mkl._mkl_linear(x, packed, shape, bias, x.numel() // x.shape[-1])
+
+
+PACKED = {torch.bfloat16: _onednn, torch.float32: _mkl}
 
 
 @cache
-def packs() -> bool:
-    """Whether this CPU and this build of torch multiply packed bfloat16 matrices, and rightly."""
-    x = torch.arange(-8.0, 8.0, dtype=torch.bfloat16).repeat(3, 2)
-    weight = torch.eye(32, dtype=torch.bfloat16)
+def packs(pack: Callable[[torch.Tensor], Packed]) -> bool:
+    """Whether this CPU and this build of torch multiply matrices packed this way, and rightly: few rows, and many."""
+    dtype = next(dtype for dtype, one in PACKED.items() if one is pack)
+    weight = torch.arange(1, 33, dtype=dtype).diag()
+    x = torch.arange(-8.0, 8.0, dtype=dtype).repeat(100, 2)
     try:
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_FOR_ROWS)
-        return torch.equal(torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], ""), x)
-    except (RuntimeError, AttributeError):  # this CPU has no bfloat16 product, or this torch not these operations: nothing is packed
+        product = pack(weight)
+        return all(torch.equal(product(x[:rows], None), x[:rows] * weight.diag()) for rows in (1, 3, 100))
+    except (RuntimeError, AttributeError):  # this CPU has no such product, or this torch not these operations: nothing is packed
         return False
-
-
-TURNED_ROWS = range(5, 49)
-PACKED_FOR_ROWS = 16  # the order that is best for 1 to 16 rows serves more of them as well as their own would
 
 
 def fuse(linears: Sequence[nn.Linear]) -> Product:

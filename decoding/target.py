@@ -105,7 +105,7 @@ class Target:
         weight = self.lm_head.weight
         with torch.inference_mode(False), torch.no_grad():
             if type(self.lm_head) is nn.Linear and weight.device.type == "cpu":
-                return Product(weight, self.lm_head.bias, (torch.bfloat16, torch.float32))
+                return Product(weight, self.lm_head.bias)
         return self.lm_head
 
     def new_cache(self, capacity: int, rows: Sequence[int] = ()) -> TreeCache | RowCache:

@@ -64,16 +64,34 @@ def test_fused_matrices_are_multiplied_once_for_all_that_live_from_them(monkeypa
 def test_a_product_is_the_same_for_any_number_of_rows(bias: torch.Tensor | None) -> None:
     weight = torch.linspace(-1, 1, 24 * 16).view(24, 16)
     product = lean.Product(weight, bias)
-    for rows in (1, 4, 5, 16, 48, 49):
+    for rows in (0, 1, 4, 16, 64, 200):
         x = torch.linspace(-2, 2, rows * 16).view(rows, 16)
         found = product(x)
         torch.testing.assert_close(found, torch.nn.functional.linear(x, weight, bias))
         assert found.is_contiguous(), "the loop writes into it"
+        torch.testing.assert_close(product(x[:, None]), found[:, None])
 
 
-def test_weights_are_held_once() -> None:
+def test_what_a_cpu_can_not_pack_is_multiplied_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(weight: torch.Tensor) -> lean.Packed:
+        raise RuntimeError("compiled without it")
+
+    def wrong(weight: torch.Tensor) -> lean.Packed:
+        return lambda x, bias: x @ weight.T + (len(x) > 64)
+
+    weight = torch.linspace(-1, 1, 24 * 16).view(24, 16)
+    for pack in (broken, wrong):
+        monkeypatch.setitem(lean.PACKED, torch.float32, pack)
+        product = lean.Product(weight)
+        assert product.packed is None and torch.equal(product(weight), weight @ weight.T)
+
+
+def test_weights_are_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    packed = tiny_target("qwen2")
+    if packed.lean.layers[0].qkv.packed is not None:
+        assert packed.model.model.layers[0].self_attn.q_proj.weight is None
+    monkeypatch.setattr(lean, "PACKED", {})
     target = tiny_target("qwen2")
-    assert target.lean is not None
     attention = target.model.model.layers[0].self_attn
     fused = target.lean.layers[0].qkv.weight
     assert attention.k_proj.weight.untyped_storage().data_ptr() == fused.untyped_storage().data_ptr()
