@@ -72,7 +72,9 @@ def against(mine: Run, base: Run) -> str:
     depths = [_given(figures) for figures in (ours, theirs)]
     if all(value is not None for value in depths):
         parts.append(f"depth 2 accepted after depth 1 in {depths[0]:.0%} against {depths[1]:.0%}")
-    parts.append(f"drafting {_each(ours):.1f} ms a step against {_each(theirs):.1f}")
+    deep = [run.settings.tree.depth for run in (mine, base)]
+    levels = [f" for {depth} level{'s' * (depth != 1)}" if deep[0] != deep[1] else "" for depth in deep]
+    parts.append(f"drafting {_each(ours):.1f} ms a step{levels[0]} against {_each(theirs):.1f}{levels[1]}")
     if ours.ms_per_token and theirs.ms_per_token:
         parts.append(f"{ours.ms_per_token:.1f} ms a token against {theirs.ms_per_token:.1f}")
     return f"{lane_label(mine.method, mine.head)} beside {lane_label(base.method, base.head)}: {', '.join(parts)}."

@@ -13,7 +13,7 @@ from decoding.records import Settings, TreeShape
 
 HEADER = """<div class="ds-header"><h1>Draftscope</h1>
 <p>A small <b>draft head</b> guesses several tokens ahead; the large <b>target</b> checks all guesses in one forward
-and keeps those it would have written itself. Same text, fewer forwards. Here you see every guess, why it was kept
+and keeps those it would have written itself. The target's own text, in fewer forwards. Here you see every guess, why it was kept
 or dropped, and where the time went.</p><div class="ds-root"></div></div>"""
 
 
@@ -93,7 +93,12 @@ def controls(models: Models, opening_prompt: str, operator: Operator) -> Parts:
         fields = [
             gr.Slider(1, operator.max_new_tokens, value=min(96, operator.max_new_tokens), step=1, label="New tokens, at most"),
             gr.Slider(
-                0, 2, value=defaults.temperature, step=0.05, label="Temperature", info="0 = greedy: the output must equal plain decoding"
+                0,
+                2,
+                value=defaults.temperature,
+                step=0.05,
+                label="Temperature",
+                info="0 = greedy: the text of plain decoding (in half precision up to near-ties)",
             ),
             gr.Slider(0.05, 1, value=defaults.top_p, step=0.05, label="Top-p"),
             gr.Number(defaults.top_k, label="Top-k", precision=0, info="0 = off"),

@@ -11,10 +11,11 @@ from decoding.records import Run
 CONTEXT = 10  # tokens shown before a divergence
 GLYPHS = {" ": "·", "\n": "⏎", "\t": "⇥"}
 
-INTRO = """<p>The head only <em>proposes</em>. What is emitted is always the target's own choice, so at temperature 0 every lane must equal
-plain decoding token for token, however bad its head is. With sampling a drafted token is accepted with exactly the target's probability
-p (it is a fixed guess, so its own probability does not enter); if it is rejected, p without it is renormalised for the next. The
-distribution of the text is then the target's own, whatever was drafted.</p>"""
+INTRO = """<p>The head only <em>proposes</em>. What is emitted is always the target's own choice, so at temperature 0 every lane equals
+plain decoding token for token, however bad its head is: in float32 exactly; in half precision up to near-ties, where the rounding of a
+forward over many tokens can decide otherwise than that of a forward over one. With sampling a drafted token is accepted with exactly the
+target's probability p (it is a fixed guess, so its own probability does not enter); if it is rejected, p without it is renormalised for
+the next. The distribution of the text is then the target's own, whatever was drafted.</p>"""
 
 
 def shown(text: str, limit: int = 40) -> str:

@@ -35,6 +35,7 @@ PRIVATE = {"api_visibility": "private", "api_name": False}
 QUIET = {"queue": False, "show_progress": "hidden", **PRIVATE}
 LOOK = "() => [document.body.classList.contains('dark'), window.innerWidth < 700]"
 BUSY = "A run is going on here: stop it first, or wait until it has ended."
+FROM_LINK = "The link's prompt and settings are filled in: press Run to measure them here. What is shown below is a recorded run."
 
 
 def read_settings(values: Sequence[object]) -> Settings:
@@ -286,6 +287,8 @@ class _Handlers:
             out[parts.prompt] = address.prompt
         if address.methods and not address.run:
             out[parts.methods] = address.methods
+        if address.prompt and not address.run and parts.lanes not in out:
+            out[parts.lanes] = refusal(FROM_LINK, failed=False)
         out.update(
             {field: address.settings[name] for name, field in zip(SETTINGS, parts.settings, strict=True) if name in address.settings}
         )

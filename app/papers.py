@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from app import results
-from app.methods import lane_label
+from app.methods import METHODS, lane_label
 from app.view import fair, figures, plain_of, where_line
 from app.why import trained_heads
 from decoding.records import Run
@@ -63,7 +63,14 @@ def _measured(runs: Sequence[Run]) -> str:
 
 
 def _shipped_results() -> str:
-    return "".join(_table(f"{one.title}. {one.where}", one.rows, one.names, one.command) for one in results.tables())
+    def named(row: Sequence[str]) -> tuple[str, ...]:
+        """With the name that the page gives a method, where the row begins with one."""
+        key = row[0].strip("`")
+        return (lane_label(key, None) if key in METHODS else key, *row[1:])
+
+    return "".join(
+        _table(f"{one.title}. {one.where}", [named(row) for row in one.rows], one.names, one.command) for one in results.tables()
+    )
 
 
 def _heads() -> str:

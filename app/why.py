@@ -41,7 +41,10 @@ def drift(lanes: list[Drawn], look: Look) -> Chart:
     titles = ["cosine (1 = the same)", "distance (0 = the same)"]
     figure, parts = _by_depth(lanes, look, {"drift_cosine": "cosine %{y:.3f}", "drift_distance": "distance %{y:.1f}"}, titles)
     figure.update_yaxes(range=[0, 1.02], **place(1, look))
-    words = "From depth 2 on a head builds on its own guesses instead of the target's true features; this is how far they drift. "
+    words = (
+        "From depth 2 on a head builds on its own guesses instead of the target's true features; this is how far they drift. "
+        "What counts is whether such a feature still names the right token: see the next chart. "
+    )
     told = _fall(parts, "the cosine goes from {first:.2f} at depth 1 to {last:.2f} at depth {depth}")
     return Chart(figure, words + told + _without(lanes, parts))
 
@@ -181,6 +184,7 @@ def trees(lanes: list[Drawn], look: Look) -> Chart:
     words = (
         "More nodes catch more tokens and cost a slower verification. Lines: what is expected from one wide tree's record and the "
         "cost of each part; marks: the best of them, run in turns with plain decoding; the large mark is the choice. "
+        "Where the two disagree, the marks are the measurement and the line was a guess. "
     )
     if missing:
         missing_words = f" Nothing was tuned for {', '.join(missing)} on the machine of these runs: python -m decoding tune --head NAME."

@@ -96,7 +96,7 @@ window.draftscope = (() => {
 
   // ---- words that explain themselves on hover and focus -----------------------------------------------------------
   const TERMS = {
-    tau: "Mean acceptance length: tokens per step, bonus token included. 1.00 is plain decoding.",
+    tau: "Mean acceptance length: tokens per step, bonus token included. 1.00 is plain decoding. The last step counts with all that it accepted, even where the text ends within it.",
     "speed-up": "Tokens per second over those of measured plain decoding: same prompt, same process, same settings.",
     "tokens/s": "Tokens of the steps over the time of the steps; the prefill and the first token stand apart.",
     "bonus token": "The token that the target itself adds at the end of a step. It is the root of the next step.",

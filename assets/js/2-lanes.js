@@ -145,14 +145,15 @@ draftscope.views.lanes = (root) => {
     select(key, step, nth < own.path.length ? own.path[nth] : "bonus", place);
   }
 
-  function chipsOf(lane, index) {
+  function chipsOf(lane, index, into) {
     const step = lane.steps[index];
     const ids = [...step.path.map((node) => step.ids[node]), step.bonus].slice(0, step.out);
     const capsule = make("span.ds-capsule", { "data-step": index });
     ids.forEach((id, nth) => {
       const kind = !lane.tree ? "plain" : nth < step.path.length ? "acc" : "bonus";
       const origin = kind === "plain" ? "plain decoding" : kind === "acc" ? `accepted at depth ${nth + 1}` : "bonus token";
-      if (/^\s/.test(tokenText(lane, id))) capsule.append(document.createElement("wbr"));
+      // before the first token the line breaks outside the step's frame: else an empty piece of the frame stays behind
+      if (/^\s/.test(tokenText(lane, id))) (nth ? capsule : into).append(document.createElement("wbr"));
       capsule.append(
         make(
           `span.ds-chip.${kind}`,
@@ -165,6 +166,7 @@ draftscope.views.lanes = (root) => {
         ),
       );
     });
+    into.append(capsule);
     return capsule;
   }
 
@@ -185,9 +187,7 @@ draftscope.views.lanes = (root) => {
       );
     }
     for (; own.drawn < lane.steps.length; own.drawn++) {
-      const capsule = chipsOf(lane, own.drawn);
-      own.capsules.push(capsule);
-      fresh.append(capsule);
+      own.capsules.push(chipsOf(lane, own.drawn, fresh));
     }
     if (fresh.childNodes.length) own.text.append(fresh);
   }
@@ -221,7 +221,7 @@ draftscope.views.lanes = (root) => {
 
   function stripWords(lane, own) {
     const above = own.high.length ? ` · ${own.high.length} above the scale` : "";
-    return `${lane.steps.length} steps of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}${above}`;
+    return `${lane.steps.length} step${lane.steps.length === 1 ? "" : "s"} of ${ms(lane.figures.decode_ms / lane.steps.length)} ms${ENDED[lane.finish] || ""}${above}`;
   }
 
   function equality(lane) {
@@ -235,14 +235,17 @@ draftscope.views.lanes = (root) => {
     const mine = seen.mine === null ? "the end" : quoted(lane, seen.mine);
     const theirs = seen.plain === null ? "the end" : quoted(lane, seen.plain);
     const where = `Same as plain decoding up to token ${seen.index}, then ${mine} for ${theirs}`;
-    if (seen.tie) return `≈ ${where}: a near-tie (logits ${seen.gap} apart) that rounding decided.`;
+    if (seen.tie) return `≈ ${where}: a near-tie (plain decoding's two best logits are ${seen.gap} apart) that rounding decided.`;
     return `≠ ${where}${seen.gap === null ? "" : `; the target's two best logits are ${seen.gap} apart`}.`;
   }
 
   // Who was fastest, by how much, and whether the texts are equal: the first thing to read when a run has ended.
   function summary() {
-    const failed = state.lanes.filter((lane) => lane.state === "failed"),
-      broken = failed.length ? ` Failed: ${failed.map((lane) => lane.label).join(", ")}.` : "",
+    const ended = (how, words) => {
+      const names = state.lanes.filter((lane) => lane.state === how).map((lane) => lane.label);
+      return names.length ? ` ${words}: ${names.join(", ")}.` : "";
+    };
+    const broken = ended("stopped", "Stopped") + ended("failed", "Failed"),
       ran = state.lanes.filter((lane) => lane.figures.tps && lane.state !== "failed");
     const open = state.lanes.filter((lane) => ["waiting", "loading", "running"].includes(lane.state));
     if (state.info.running && open.length) {
@@ -257,23 +260,25 @@ draftscope.views.lanes = (root) => {
     const [best] = heads,
       gain = plain ? best.figures.speedup : null;
     const first =
-      gain !== null && disturbed(plain, heads)
-        ? `No fair ratio: the machine was busy with something else while plain decoding ran. Run again for a speed-up. Fastest now: ${best.label}.`
+      gain !== null && disturbed()
+        ? "No fair ratio: the machine was busy with something else while plain decoding ran. Run again for a speed-up."
         : gain === null
         ? `Fastest: ${best.label}, ${number(best.figures.tps, 1)} tokens/s. No speed-up is known: plain decoding was not measured beside it.`
         : gain >= 1
           ? `Fastest: ${best.label}, ${number(gain)}× plain decoding (${number(best.figures.tps, 1)} against ${number(plain.figures.tps, 1)} tokens/s).`
           : `No head pays here: the best one, ${best.label}, runs at ${number(gain)}× of plain decoding.`;
-    const slower = heads.filter((lane) => gain >= 1 && lane.figures.speedup !== null && lane.figures.speedup < 1);
+    const slower = heads.filter((lane) => gain >= 1 && !disturbed() && lane.figures.speedup !== null && lane.figures.speedup < 1);
     const behind = slower.length ? ` Slower than plain decoding: ${slower.map((lane) => lane.label).join(", ")}.` : "";
     return [first, `${texts(heads)}${behind}${broken}`];
   }
 
   // More rows read the same weights and compute more: where a verification takes clearly less than a plain step, plain
   // decoding was slowed by something else, and a ratio to it flatters every head.
-  function disturbed(plain, heads) {
+  function disturbed() {
+    if (state.info.running) return false;
     const middle = (lane) => lane.steps.map((step) => step.ms[1]).sort((a, b) => a - b)[lane.steps.length >> 1];
-    return heads.some((lane) => lane.steps.length && middle(lane) < 0.8 * middle(plain));
+    const plain = state.lanes.find((lane) => !lane.tree && lane.steps.length);
+    return !!plain && state.lanes.some((lane) => lane.tree && lane.steps.length && middle(lane) < 0.8 * middle(plain));
   }
 
   function texts(heads) {
@@ -305,6 +310,15 @@ draftscope.views.lanes = (root) => {
     else window.prompt("A link that opens this view", draftscope.link());
   }
 
+  // What was wrong with the last request is no longer said once the next one is being written.
+  for (const [kind, place] of [["input", "#ds-prompt"], ["click", ".ds-examples"]]) {
+    document.addEventListener(kind, (event) => {
+      if (!event.target.closest(place) || !state.info?.note || state.info.running) return;
+      state.info.note = "";
+      update();
+    });
+  }
+
   // What a person has just caused comes into view: on a phone the lanes stand far below the Run button.
   function show(element, lowest) {
     const { top } = element.getBoundingClientRect();
@@ -334,7 +348,8 @@ draftscope.views.lanes = (root) => {
       verdict.dataset.said = said.join();
       verdict.replaceChildren(...said.filter(Boolean).map((words, nth) => make(nth ? "p" : "p.ds-first", null, words)));
     }
-    const top = scale();
+    const top = scale(),
+      unfair = disturbed();
     for (const lane of state.lanes) {
       const own = cards.get(lane.key),
         plain = !lane.tree && lane.method === "autoregressive";
@@ -345,7 +360,7 @@ draftscope.views.lanes = (root) => {
       put(own.about, lane.about);
       put(own.facts, lane.facts);
       put(own.state, STATE[lane.state]);
-      put(own.speed, plain && lane.figures.tps ? "1.00×" : lane.figures.speedup === null ? "–" : `${number(lane.figures.speedup)}×`);
+      put(own.speed, plain && lane.figures.tps ? "1.00×" : lane.figures.speedup === null || unfair ? "–" : `${number(lane.figures.speedup)}×`);
       put(own.rate, number(lane.figures.tps, lane.figures.tps >= 100 ? 0 : 1));
       put(own.tau, number(lane.figures.tau));
       put(own.equal, lane.error || equality(lane));

@@ -59,7 +59,7 @@ draftscope.views.transport = (root) => {
         }, 700)
       : null;
     if (on && draftscope.lane(state.focus) && state.step >= draftscope.lane(state.focus).steps.length - 1) select(state.focus, 0);
-    play.textContent = timer ? "⏸" : "▶";
+    play.textContent = timer ? "❚❚" : "▶";
     play.setAttribute("aria-label", timer ? "Pause" : "Play the steps");
   }
 

@@ -31,7 +31,7 @@ draftscope.views.guide = (root) => {
       ".ds-lanes",
       "One lane for each method",
       () =>
-        "All lanes answer the same prompt with the same target, one after the other. Plain decoding asks the target once for every token; the others let a small head guess first. The texts must be equal; only the time differs.",
+        "All lanes answer the same prompt with the same target, one after the other. Plain decoding asks the target once for every token; the others let a small head guess first. Every text is the target's own, however well the head guesses; what differs is the time.",
     ],
     [
       ".ds-lane[data-focus=true] .ds-figures",
@@ -71,10 +71,10 @@ draftscope.views.guide = (root) => {
     ],
     [
       ".ds-verdicts",
-      "Why HASS and KOALA draft better",
+      "What HASS and KOALA change",
       () => {
         const seen = state.lanes.filter((lane) => lane.tree && lane.figures.tau);
-        return `After depth 1 a head builds on its own guesses. EAGLE's never met those in training, so its errors add up. HASS trains the same layer on its own guesses: it stays good deeper in the tree, at no cost. KOALA uses several layers and an adversary: more room to guess well, each guess dearer.${seen.length ? ` Here tau is ${seen.map((lane) => `${number(lane.figures.tau)} for ${lane.label}`).join(", ")}.` : ""}`;
+        return `After depth 1 a head builds on its own guesses. EAGLE's never met those in training, so its errors add up. HASS trains the same layer on its own guesses: it stays good deeper in the tree, at no cost. KOALA uses several layers and an adversary: more room to guess well, each guess dearer, so it has to accept more to pay.${seen.length ? ` Here tau is ${seen.map((lane) => `${number(lane.figures.tau)} for ${lane.label}`).join(", ")}.` : ""}`;
       },
     ],
     [

@@ -79,6 +79,7 @@ def test_stop_ends_within_a_step_and_keeps_what_was_made(page: Page, held_target
     page.wait_for_function("!draftscope.state.info.running")
     expect(page.locator("#ds-run")).to_be_enabled()
     expect_states(page, *["stopped"] * 3)
+    expect(page.locator(".ds-verdicts")).to_contain_text("Stopped: Plain decoding, ")
     made = page.evaluate("draftscope.state.lanes[0].figures.tokens")
     assert 5 < made < 95
     expect(page.locator(".ds-lane").first.locator(".ds-chip")).to_have_count(made + 1)
@@ -93,6 +94,7 @@ def test_a_wrong_request_says_so_keeps_the_prompt_and_leaves_the_page_usable(pag
     expect(page.get_by_role("alert")).to_contain_text("the prompt is empty")
     expect(page.locator(".ds-lane")).to_have_count(3)  # the lanes that were there stay
     prompt.fill(" you are the first")
+    expect(page.get_by_role("alert")).to_be_hidden()
     page.click("#ds-settings button")
     page.get_by_label("Tree depth").fill("1")
     page.get_by_label("Tree nodes").fill("59")

@@ -184,6 +184,8 @@ def test_a_ratio_to_plain_decoding_that_was_disturbed_is_not_told(page: Page) ->
         )
         expect(verdict).to_contain_text(words)
         assert ("No fair ratio" in verdict.inner_text()) == (plain == 200)
+        told = [figures.locator("dd").first.inner_text() for figures in page.locator(".ds-lane .ds-figures").all()]
+        assert told[0] == "1.00×" and all((figure == "–") == (plain == 200) for figure in told[1:]), "the cards say otherwise"
 
 
 def test_what_is_loading_is_told_and_no_lane_is_named_before_one_runs(page: Page) -> None:
@@ -204,3 +206,20 @@ def test_what_is_loading_is_told_and_no_lane_is_named_before_one_runs(page: Page
     expect(page.locator(".ds-verdicts")).to_contain_text("Lane 2 of 3")
     receive(["done"] * 3, "")  # the last lane has ended, the request not quite
     expect(page.locator(".ds-verdicts")).not_to_contain_text("Getting ready")
+
+
+def test_a_step_is_framed_without_empty_pieces(page: Page) -> None:
+    """A frame that begins on a new line leaves nothing at the end of the line before."""
+    widths = page.evaluate(
+        "[...document.querySelectorAll('.ds-lane .ds-capsule')].flatMap(node => [...node.getClientRects()].map(part => part.width))"
+    )
+    assert len(widths) > 20 and min(widths) > 2
+
+
+def test_playing_shows_that_it_can_be_paused(page: Page) -> None:
+    play = page.locator(".ds-transport button").nth(2)
+    play.click()
+    expect(play).to_have_attribute("aria-label", "Pause")
+    assert play.bounding_box()["width"] < 60
+    play.click()
+    expect(play).to_have_attribute("aria-label", "Play the steps")
