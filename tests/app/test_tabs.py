@@ -116,6 +116,6 @@ def test_an_address_opens_the_same_view(browser: Browser, server: Server) -> Non
         expect(page.locator("#ds-prompt textarea")).to_have_value(" he was")
         expect(page.get_by_role("checkbox", name="Plain decoding")).to_be_checked()
         expect(page.get_by_role("checkbox", name="hass")).not_to_be_checked()
-        expect(page.get_by_text("press Run to measure them here")).to_be_visible()
+        expect(page.get_by_role("alert")).to_contain_text("press Run to measure them here")
     for page in opened(browser, server.url, "?temperature=hot"):
         expect(page.get_by_role("alert")).to_contain_text("temperature='hot'")
