@@ -1,6 +1,7 @@
 """Charts and panels: honest axes, words about these runs, escaped tokens."""
 
 from dataclasses import replace
+from html import escape
 
 import pytest
 
@@ -89,4 +90,4 @@ def test_papers_panel_names_source_and_hardware(runs: list[Run]) -> None:
     shown = results.tables()
     assert shown
     for table in shown:  # what was measured, where, when and by which command
-        assert all(part in told for part in (table.title, table.where, table.command)) and table.rows
+        assert all(escape(part) in told for part in (table.title, table.where, table.command)) and table.rows
