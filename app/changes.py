@@ -76,7 +76,9 @@ def against(mine: Run, base: Run) -> str:
     levels = [f" for {depth} level{'s' * (depth != 1)}" if deep[0] != deep[1] else "" for depth in deep]
     parts.append(f"drafting {_each(ours):.1f} ms a step{levels[0]} against {_each(theirs):.1f}{levels[1]}")
     if ours.ms_per_token and theirs.ms_per_token:
-        parts.append(f"{ours.ms_per_token:.1f} ms a token against {theirs.ms_per_token:.1f}")
+        gain = theirs.ms_per_token / ours.ms_per_token
+        verdict = f"{gain:.2f}× as fast" if gain >= 1 else f"{gain:.2f}×, so slower"
+        parts.append(f"{ours.ms_per_token:.1f} ms a token against {theirs.ms_per_token:.1f}, which is {verdict}")
     return f"{lane_label(mine.method, mine.head)} beside {lane_label(base.method, base.head)}: {', '.join(parts)}."
 
 

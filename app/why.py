@@ -105,19 +105,22 @@ def _without(lanes: list[Drawn], parts: Means) -> str:
 
 
 def break_even(lanes: list[Drawn], look: Look) -> Chart:
-    """tau against the cost of a step in forwards of plain decoding; on the line a head neither gains nor loses."""
+    """Tokens per step against the cost of a step in steps of plain decoding; on the line a head neither gains nor loses.
+
+    What the last step accepted beyond the end of the text is not in the text: tau has it, the tokens here do not.
+    """
     plain = next((lane for lane in lanes if not lane.with_head), None)
     figure = go.Figure()
     if plain is None or not plain.figures.decode_ms:
         look.finish(figure, 320)
         return Chart(figure, "Plain decoding was not run, so nothing can be divided by it.")
     unit = plain.figures.decode_ms / plain.figures.steps
-    points = [(lane, lane.figures.decode_ms / lane.figures.steps / unit, lane.figures.mean_acceptance_length or 1.0) for lane in lanes]
-    far = max([3.0, *(cost * 1.25 for _, cost, _ in points), *(tau * 0.9 for _, _, tau in points)])
+    points = [(lane, lane.figures.decode_ms / lane.figures.steps / unit, lane.figures.tokens / lane.figures.steps) for lane in lanes]
+    far = max([3.0, *(cost * 1.25 for _, cost, _ in points), *(given * 0.9 for _, _, given in points)])
     for gain in (1, 1.5, 2, 3):
         line = {"color": look.quiet, "width": 2} if gain == 1 else {"color": look.target, "width": 1, "dash": "dot"}
         figure.add_scatter(x=[0, far], y=[0, far * gain], mode="lines", showlegend=False, hoverinfo="skip", line=line)
-    top = max([3.0, *(tau * 1.25 for _, _, tau in points)])
+    top = max([3.0, *(given * 1.25 for _, _, given in points)])
     for gain in (1, 1.5, 2, 3):
         x, y = (far, far * gain) if far * gain <= top else (top / gain, top)
         text = "break-even" if gain == 1 else f"{gain:g}×"
@@ -132,20 +135,20 @@ def break_even(lanes: list[Drawn], look: Look) -> Chart:
             yshift=-4,
             font={"size": 12, "color": look.quiet},
         )
-    for index, (lane, cost, tau) in enumerate(points):
+    for index, (lane, cost, given) in enumerate(points):
         figure.add_scatter(
-            x=[cost], y=[tau], name=lane.name, mode="markers", marker={"color": lane.colour, "size": 15, "symbol": SYMBOLS[index % 4]},
-            hovertemplate=f"a step costs %{{x:.2f}} plain steps<br>tau %{{y:.2f}}<extra>{lane.name}</extra>",
+            x=[cost], y=[given], name=lane.name, mode="markers", marker={"color": lane.colour, "size": 15, "symbol": SYMBOLS[index % 4]},
+            hovertemplate=f"a step costs %{{x:.2f}} plain steps<br>and gives %{{y:.2f}} tokens<extra>{lane.name}</extra>",
         )  # fmt: skip
     look.finish(figure, PAIR)
     figure.update_xaxes(title_text="cost of a step, in steps of plain decoding", range=[0, far])
-    figure.update_yaxes(title_text="tau: tokens per step", range=[0, top])
+    figure.update_yaxes(title_text="tokens per step", range=[0, top])
     parts = []
-    for lane, cost, tau in points:
+    for lane, cost, given in points:
         if lane.with_head:
-            gain = speed_up(lane.figures, plain.figures) or tau / cost
+            gain = speed_up(lane.figures, plain.figures) or given / cost
             verdict = f"{gain:.2f}× as fast" if gain >= 1 else f"a loss, {gain:.2f}×"
-            parts.append(f"{lane.name}: a step costs {cost:.2f} plain steps and gives {tau:.2f} tokens, so {verdict}")
+            parts.append(f"{lane.name}: a step costs {cost:.2f} plain steps and gives {given:.2f} tokens, so {verdict}")
     return Chart(figure, "A head pays where its point lies above the line. " + sentence(parts))
 
 

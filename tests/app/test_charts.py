@@ -1,5 +1,6 @@
 """Charts and panels: honest axes, words about these runs, escaped tokens."""
 
+import re
 from dataclasses import replace
 from html import escape
 
@@ -37,6 +38,16 @@ def test_why_measures_break_even_on_these_runs(runs: list[Run]) -> None:
     # 25 ms for 3 tokens against 21 ms for 1: a step costs 1.19 plain steps
     assert "a step costs 1.19 plain steps and gives 3.00 tokens, so 2.52× as fast" in charts["Does it pay? Gain against cost"].words
     assert "do not hold it" in charts["Drift of the draft's features"].words
+
+
+def test_what_was_accepted_beyond_the_end_of_the_text_gains_nothing(runs: list[Run]) -> None:
+    plain, head = runs[0], runs[-1]
+    last = head.steps[-1]
+    cut = head.model_copy(update={"steps": [*head.steps[:-1], last.model_copy(update={"token_ids": last.token_ids[:1]})]})
+    words = dict(zip(WHY, draw_why([plain, cut], Look(False)), strict=True))["Does it pay? Gain against cost"].words
+    cost, given, gain = map(float, re.search(r"costs ([\d.]+) plain steps and gives ([\d.]+) tokens, so ([\d.]+)×", words).groups())
+    assert given == pytest.approx((3 * len(head.steps) - 2) / len(head.steps), abs=0.006)
+    assert given / cost == pytest.approx(gain, abs=0.02)
 
 
 def test_the_tree_that_fits_the_machine_is_shown_with_its_curve(runs: list[Run], tmp_path, monkeypatch) -> None:
