@@ -11,7 +11,6 @@ import plotly.graph_objects as go
 from app.charts import DASHES, NO_HEAD, PAIR, SYMBOLS, Chart, Drawn, Look, drawn, marked, marked_as, panels, place, sentence
 from app.methods import METHODS, lane_label, method
 from app.offers import SHIPPED
-from decoding.metrics import speed_up
 from decoding.records import Run
 from decoding.tuned import chosen_for
 
@@ -146,7 +145,7 @@ def break_even(lanes: list[Drawn], look: Look) -> Chart:
     parts = []
     for lane, cost, given in points:
         if lane.with_head:
-            gain = speed_up(lane.figures, plain.figures) or given / cost
+            gain = given / cost
             verdict = f"{gain:.2f}× as fast" if gain >= 1 else f"a loss, {gain:.2f}×"
             parts.append(f"{lane.name}: a step costs {cost:.2f} plain steps and gives {given:.2f} tokens, so {verdict}")
     return Chart(figure, "A head pays where its point lies above the line. " + sentence(parts))

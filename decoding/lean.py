@@ -37,7 +37,7 @@ class Product:
         """
         self.bias = bias
         pack = PACKED.get(weight.dtype) if weight.device.type == "cpu" else None
-        self.packed = pack(weight.contiguous()) if pack is not None and packs(pack) else None
+        self.packed = pack(weight.contiguous()) if pack is not None and packs(pack, weight.dtype) else None
         self.weight = weight if self.packed is None else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -62,9 +62,8 @@ PACKED = {torch.bfloat16: _onednn, torch.float32: _mkl}
 
 
 @cache
-def packs(pack: Callable[[torch.Tensor], Packed]) -> bool:
+def packs(pack: Callable[[torch.Tensor], Packed], dtype: torch.dtype) -> bool:
     """Whether this CPU and this build of torch multiply matrices packed this way, and rightly: few rows, and many."""
-    dtype = next(dtype for dtype, one in PACKED.items() if one is pack)
     weight = torch.arange(1, 33, dtype=dtype).diag()
     x = torch.arange(-8.0, 8.0, dtype=dtype).repeat(100, 2)
     try:

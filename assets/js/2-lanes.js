@@ -240,7 +240,7 @@ draftscope.views.lanes = (root) => {
   }
 
   // Who was fastest, by how much, and whether the texts are equal: the first thing to read when a run has ended.
-  function summary() {
+  function summary(unfair) {
     const ended = (how, words) => {
       const names = state.lanes.filter((lane) => lane.state === how).map((lane) => lane.label);
       return names.length ? ` ${words}: ${names.join(", ")}.` : "";
@@ -260,14 +260,14 @@ draftscope.views.lanes = (root) => {
     const [best] = heads,
       gain = plain ? best.figures.speedup : null;
     const first =
-      gain !== null && disturbed()
+      gain !== null && unfair
         ? "No fair ratio: the machine was busy with something else while plain decoding ran. Run again for a speed-up."
         : gain === null
         ? `Fastest: ${best.label}, ${number(best.figures.tps, 1)} tokens/s. No speed-up is known: plain decoding was not measured beside it.`
         : gain >= 1
           ? `Fastest: ${best.label}, ${number(gain)}× plain decoding (${number(best.figures.tps, 1)} against ${number(plain.figures.tps, 1)} tokens/s).`
           : `No head pays here: the best one, ${best.label}, runs at ${number(gain)}× of plain decoding.`;
-    const slower = heads.filter((lane) => gain >= 1 && !disturbed() && lane.figures.speedup !== null && lane.figures.speedup < 1);
+    const slower = heads.filter((lane) => gain >= 1 && !unfair && lane.figures.speedup !== null && lane.figures.speedup < 1);
     const behind = slower.length ? ` Slower than plain decoding: ${slower.map((lane) => lane.label).join(", ")}.` : "";
     return [first, `${texts(heads)}${behind}${broken}`];
   }
@@ -343,13 +343,13 @@ draftscope.views.lanes = (root) => {
     alert.hidden = !info.note;
     put(alert, info.note);
     alert.dataset.failed = info.failed;
-    const said = summary();
+    const unfair = disturbed(),
+      said = summary(unfair);
     if (verdict.dataset.said !== said.join()) {
       verdict.dataset.said = said.join();
       verdict.replaceChildren(...said.filter(Boolean).map((words, nth) => make(nth ? "p" : "p.ds-first", null, words)));
     }
-    const top = scale(),
-      unfair = disturbed();
+    const top = scale();
     for (const lane of state.lanes) {
       const own = cards.get(lane.key),
         plain = !lane.tree && lane.method === "autoregressive";
