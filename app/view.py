@@ -333,6 +333,8 @@ def head_facts(info: HeadInfo, tree: TreeShape) -> str:
 def facts_line(run: Run) -> str:
     """What a lane ran with: the head's size, the tree as used, the memory at most."""
     parts = [head_facts(run.head_info, run.settings.tree)] if run.head_info is not None else []
+    if run.head_info is not None and run.head_info.dtype not in ("", run.environment.dtype):
+        parts.append(f"drafts in {run.head_info.dtype}")
     if run.peak_memory_bytes:
         parts.append(f"memory {run.peak_memory_bytes / 2**30:.2f} GiB")
     return "; ".join(parts)

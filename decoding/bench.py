@@ -255,8 +255,10 @@ def table(results: dict[str, Any]) -> str:
     """The result as text."""
     env, settings = results["environment"], results["settings"]
     versions = ", ".join(f"{name} {number}" for name, number in env["versions"].items())
+    drafts = {entry["head"]["dtype"] for entry in results["methods"].values() if "head" in entry} - {"", env["dtype"]}
+    dtypes = ", ".join([env["dtype"], *(f"heads in {dtype}" for dtype in sorted(drafts))])
     lines = [
-        f"{results['target']} on {env['machine']} ({env['device']}, {env['dtype']}, {env['threads']} threads; {versions})",
+        f"{results['target']} on {env['machine']} ({env['device']}, {dtypes}, {env['threads']} threads; {versions})",
         f"{sum(results['prompts'].values())} prompts, {results['repeats']} repeats, {settings['max_new_tokens']} new tokens, "
         f"temperature {settings['temperature']}; peak memory {results['peak_memory_mib']:.0f} MiB",
         "",

@@ -4,6 +4,7 @@ import gc
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from pathlib import Path
 from pickle import UnpicklingError
 from typing import Any
@@ -61,10 +62,17 @@ def pick_precision(dtype: str, device: str) -> str:
             raise UsageError(f"unknown dtype {dtype!r}: possible are auto, {', '.join(DTYPES)}, and on a GPU {' and '.join(QUANTIZED)}")
         return dtype
     if device.startswith("cuda"):
-        return "bfloat16" if torch.cuda.is_bf16_supported(including_emulation=False) else "float16"
+        return "bfloat16" if native_bfloat16(device) else "float16"
+    return "bfloat16" if native_bfloat16(device) else "float32"
+
+
+@cache
+def native_bfloat16(device: str) -> bool:
+    """Whether the hardware computes in bfloat16, rather than makes do."""
+    if device.startswith("cuda"):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     abilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    native = abilities.get("amx_bf16") or abilities.get("avx512_bf16") or abilities.get("arm_bf16")
-    return "bfloat16" if native else "float32"
+    return bool(abilities.get("amx_bf16") or abilities.get("avx512_bf16") or abilities.get("arm_bf16"))
 
 
 def find_target(source: str, progress: Progress = silent) -> Path:

@@ -151,6 +151,7 @@ class HeadInfo(_Record):
     layers: int = Field(ge=1)
     parameters: int = Field(ge=0)
     draft_vocab_size: int = Field(ge=1)
+    dtype: str = ""  # that it drafts in; "" = the environment's
     adversary: bool = False
     align_steps: int = Field(1, ge=1)
     tokens_seen: int | None = None

@@ -211,4 +211,7 @@ def tuned_for(target: Target, head: DraftHead) -> Tuned | None:
 
 
 def _key(target: Target, head: DraftHead) -> str:
-    return key_of(environment(target), target.name, *target.notes, head.name, *head.info.model_dump().values())
+    where, info = environment(target), head.info.model_dump()
+    if info["dtype"] in ("", where.dtype):
+        del info["dtype"]
+    return key_of(where, target.name, *target.notes, head.name, *info.values())

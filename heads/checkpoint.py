@@ -18,6 +18,7 @@ from huggingface_hub import save_torch_state_dict
 from transformers import LlamaConfig
 
 from decoding.errors import DraftscopeError, UsageError
+from decoding.loading import native_bfloat16
 from decoding.records import TreeShape
 from decoding.target import Target
 from heads.feature import FeatureHead, FeatureShape
@@ -140,6 +141,13 @@ def check_target(name: str, hidden: int, vocab: int, draft_vocab: torch.Tensor |
     if wrong:
         raise UsageError(f"head {name} does not fit target {target.name}: {'; '.join(wrong)}")
     check_draft_vocab(name, draft_vocab, target.vocab_size)
+
+
+def draft_dtype(held: torch.dtype, target: Target) -> torch.dtype:
+    """What a head drafts in: the target's dtype. A bfloat16 head of a float32 target stays as it is where the hardware computes
+    in bfloat16: half the bytes are read, and what is drafted decides how much is accepted, never what is emitted."""
+    stays = target.dtype == torch.float32 and held == torch.bfloat16 and native_bfloat16(str(target.device))
+    return held if stays else target.dtype
 
 
 def check_draft_vocab(name: str, draft_vocab: torch.Tensor | None, vocab_size: int) -> None:

@@ -17,9 +17,9 @@ from decoding.head import DraftTree
 from decoding.lean import Product
 from decoding.records import HeadInfo, TreeShape
 from decoding.target import Target
-from heads.checkpoint import DRAFT_VOCAB, SECTION, HeadMeta, check_target, save_folder
+from heads.checkpoint import DRAFT_VOCAB, SECTION, HeadMeta, check_target, draft_dtype, save_folder
 from heads.layouts import MEDUSA_FILES, MEDUSA_PREFIX, misfits, read_config, read_weights, weight_files
-from heads.vocabulary import most_frequent
+from heads.vocabulary import draft_product, most_frequent
 
 # Medusa's published static tree mc_sim_7b_63, in its order of priority: child ranks from the root down
 MC_SIM_7B_63 = (
@@ -112,7 +112,7 @@ class MedusaSession:
     def propose(self, features: torch.Tensor, token_ids: torch.Tensor) -> DraftTree:
         """Fill the static tree from the parallel heads (see decoding.head.DraftSession)."""
         head, tree = self.head, self.tree
-        newest = head.module(features[-1:])
+        newest = head.module(features[-1:].to(head.dtype))
         if head.shared is None:
             logits = torch.cat([lm_head(x) for lm_head, x in zip(head.lm_heads, newest, strict=True)])  # [positions, vocab]
         else:
@@ -144,14 +144,15 @@ class MedusaDraftHead:
         made_for = target.vocab_size if module.own_vocab in (None, vocab) else module.own_vocab
         check_target(name, module.hidden, made_for, draft_vocab, target)
         self.name, self.meta, self.target = name, meta, target
-        self.module = module.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.dtype = draft_dtype(next(module.parameters()).dtype, target)
+        self.module = module.to(target.device, self.dtype).eval().requires_grad_(False)
         self.draft_vocab = None if draft_vocab is None else draft_vocab.to(target.device)
         self.choices = [path for path in choices if len(path) <= module.positions]
         own = [module.own_lm_head(position) for position in range(module.positions)]
         self.lm_heads = [Product(matrix) for matrix in own if matrix is not None]
         self.shared = None
         if not self.lm_heads:
-            self.shared = target.lm_product if draft_vocab is None else Product(target.lm_head.weight[self.draft_vocab])
+            self.shared = draft_product(target, self.draft_vocab, self.dtype)
         deepest, widest = max(len(path) for path in self.choices), max(max(path) for path in self.choices) + 1
         self.tree = meta.tree or TreeShape(deepest, widest, min(len(self.choices), 63))
         self.info = HeadInfo(
@@ -159,6 +160,7 @@ class MedusaDraftHead:
             layers=module.layers,
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             draft_vocab_size=vocab,
+            dtype=str(self.dtype).removeprefix("torch."),
             adversary=meta.adversary,
             tokens_seen=meta.tokens_seen,
         )

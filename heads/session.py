@@ -13,9 +13,9 @@ from decoding.records import HeadInfo, TreeShape
 from decoding.static import FixedRows, Shelf, graphs_for
 from decoding.target import Target
 from decoding.tree import TreePool
-from heads.checkpoint import HeadMeta, check_target, load_feature_head
+from heads.checkpoint import HeadMeta, check_target, draft_dtype, load_feature_head
 from heads.feature import FeatureHead
-from heads.vocabulary import most_frequent
+from heads.vocabulary import draft_product, most_frequent
 
 
 class FeatureDraftHead:
@@ -28,7 +28,8 @@ class FeatureDraftHead:
         """
         check_target(name, module.shape.llama.hidden_size, module.shape.llama.vocab_size, draft_vocab, target)
         self.name, self.meta, self.target = name, meta, target
-        self.module = module.to(target.device, target.dtype).eval().requires_grad_(False)
+        self.dtype = draft_dtype(module.fc.weight.dtype, target)
+        self.module = module.to(target.device, self.dtype).eval().requires_grad_(False)
         self.draft_vocab = None if draft_vocab is None else draft_vocab.to(target.device)
         self.tree = meta.tree or TreeShape()
         self.info = HeadInfo(
@@ -36,6 +37,7 @@ class FeatureDraftHead:
             layers=module.shape.layers,
             parameters=sum(parameter.numel() for parameter in module.parameters()),
             draft_vocab_size=target.vocab_size if draft_vocab is None else len(draft_vocab),
+            dtype=str(self.dtype).removeprefix("torch."),
             adversary=meta.adversary,
             align_steps=meta.align_steps,
             tokens_seen=meta.tokens_seen,
@@ -57,7 +59,7 @@ class FeatureDraftHead:
     @cached_property
     def lm_head(self) -> Product:
         """Draft feature -> logits of the tokens that the head may propose."""
-        return self.target.lm_product if self.draft_vocab is None else Product(self.target.lm_head.weight[self.draft_vocab])
+        return draft_product(self.target, self.draft_vocab, self.dtype)
 
     @cached_property
     def fc(self) -> Product:
@@ -84,7 +86,7 @@ class FeatureDraftHead:
         target = self.target
         with torch.inference_mode(False), torch.no_grad():  # what is made here outlives this request
             self.rotary.reserve(capacity, target.device)
-            return RowCache(len(self.layers), capacity, self.layers[0].kv_width, target.dtype, target.device)
+            return RowCache(len(self.layers), capacity, self.layers[0].kv_width, self.dtype, target.device)
 
     def enter(self, token_ids: torch.Tensor, features: torch.Tensor) -> torch.Tensor:
         """What goes into the first layer: embedding first (EAGLE)."""
@@ -106,10 +108,10 @@ class FeatureDraftHead:
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         table = self.target.embedding
-        return table(token_ids.to(table.weight.device)).to(self.target.device)
+        return table(token_ids.to(table.weight.device)).to(self.target.device, self.dtype)
 
     def draft_logits(self, features: torch.Tensor) -> torch.Tensor:
-        logits = self.lm_head(features)
+        logits = self.lm_head(features.to(self.dtype))
         if self.draft_vocab is None:
             return logits
         full = logits.new_full((len(features), self.target.vocab_size), -torch.inf)
@@ -132,6 +134,7 @@ class FeatureSession:
     def propose(self, features: torch.Tensor, token_ids: torch.Tensor) -> DraftTree:
         """EAGLE-2: extend with what was committed, expand level by level, rerank (see decoding.head.DraftSession)."""
         head, shape, cache = self.head, self.shape, self.cache
+        features = features.to(head.dtype)
         new = len(token_ids)
         # extend: pairs (feature i, token i+1) at position i; their keys and values stay
         cache.length = self.stable

@@ -1,8 +1,10 @@
 """A draft vocabulary for any head, trained with one or not (FR-Spec, arXiv 2502.14856): the most frequent tokens only."""
 
 import torch
+from torch import nn
 
 from decoding.errors import UsageError
+from decoding.lean import Product
 from decoding.target import Target
 
 
@@ -29,3 +31,11 @@ def most_frequent(own: torch.Tensor | None, count: int | None, target: Target) -
         raise UsageError(f"draft vocabulary {count} is not between 1 and the {len(have)} tokens that the head can propose")
     stops = have[torch.isin(have, torch.tensor(sorted(target.stop_token_ids), dtype=have.dtype))]
     return torch.cat((stops, have[~torch.isin(have, stops)]))[:count].sort().values
+
+
+def draft_product(target: Target, draft_vocab: torch.Tensor | None, dtype: torch.dtype) -> nn.Module | Product:
+    """The target's `lm_head` for drafting: [rows, hidden] in `dtype` -> logits of the tokens that may be proposed."""
+    if draft_vocab is None and dtype == target.dtype:
+        return target.lm_product
+    weight = target.lm_head.weight
+    return Product((weight if draft_vocab is None else weight[draft_vocab]).to(dtype))

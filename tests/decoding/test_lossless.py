@@ -1,9 +1,11 @@
 """Greedy output equals transformers' own greedy generate, token for token in float32, for every head and architecture."""
 
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
@@ -13,11 +15,11 @@ from transformers import (
     Qwen3Config,
 )
 
-from decoding import Settings, generate, load_target
+from decoding import Generation, Settings, generate, load_target
 from decoding.metrics import lossless
 from decoding.records import TreeShape
 from decoding.target import Target
-from heads import load_head
+from heads import checkpoint, load_head
 from tests.stubs import untrained_head
 
 GOLDEN = Path(__file__).parent.parent / "golden"
@@ -99,6 +101,31 @@ def test_trained_heads_in_float32_and_bfloat16(head: str) -> None:
     half = load_target(str(GOLDEN / "tiny_base"), device="cpu", dtype="bfloat16")
     short = generate(half, load_head(str(GOLDEN / head), half), prompt, Settings(max_new_tokens=20))
     assert len(short.output_ids) == 20
+
+
+@pytest.mark.parametrize("native", [True, False])
+@pytest.mark.parametrize("name", ["hass_tiny/head_mid", "medusa_tiny"])
+def test_a_half_precision_head_drafts_in_it_and_changes_no_token(name: str, native: bool, tiny_target, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(checkpoint, "native_bfloat16", lambda device: native)
+    whole = load_head(str(GOLDEN / name), tiny_target)
+    assert whole.info.dtype == "float32"  # what was trained in float32 and kept so, drafts in it
+    folder = tmp_path / "half"
+    shutil.copytree(GOLDEN / name, folder)
+    tensors = {key: tensor.to(torch.bfloat16) for key, tensor in load_file(folder / "model.safetensors").items()}
+    save_file(tensors, folder / "model.safetensors")
+    head = load_head(str(folder), tiny_target)
+    assert head.info.dtype == ("bfloat16" if native else "float32")
+    prompt, settings = [72, 101, 108, 108, 111], Settings(max_new_tokens=60, stop_token_ids=())
+    run, plain = generate(tiny_target, head, prompt, settings), generate(tiny_target, None, prompt, settings)
+    assert run.output_ids == plain.output_ids and run.head_info.dtype == head.info.dtype
+    known = generate(tiny_target, whole, prompt, settings)
+    assert len(run.steps) == pytest.approx(len(known.steps), abs=3)  # it drafts as well as before
+    told = [step for step in Generation(tiny_target, head, prompt, settings, drift=True) if step.overlap]
+    assert all(value is None or value > 0 for step in told for value in step.overlap) and bool(told) == name.startswith("hass")
+    sampled = generate(tiny_target, head, prompt, Settings(max_new_tokens=20, temperature=1.0, seed=1, stop_token_ids=()))
+    assert len(sampled.output_ids) == 20
+    small = load_head(str(folder), tiny_target, draft_vocab=120) if name.startswith("hass") else head
+    assert generate(tiny_target, small, prompt, settings).output_ids == plain.output_ids
 
 
 def test_stop_token_at_every_place() -> None:
