@@ -9,9 +9,8 @@ from decoding import Settings, UsageError, generate
 from decoding import tuned as kept
 from decoding.cli import main
 from decoding.costs import verification
-from decoding.engine import environment
 from decoding.records import TreeShape
-from decoding.tuning import ROWS, choose, finalists, line, reaches, rising, tune, tuned_for, winner
+from decoding.tuning import ROWS, _key, choose, finalists, line, reaches, rising, tune, tuned_for, winner
 from heads import load_head
 from heads.catalogue import catalogue
 from tests.conftest import GOLDEN
@@ -105,17 +104,16 @@ def test_tune_is_remembered_for_this_head_and_hand_set_values_win(tiny_target, c
 def test_a_machine_that_tuned_nothing_takes_the_shipped_choice_for_its_dtype(tiny_target, tmp_path, monkeypatch) -> None:
     folder = str(GOLDEN / "hass_tiny" / "head_mid")
     head = load_head(folder, tiny_target)
-    here = environment(tiny_target)
-    rest = (tiny_target.name, *tiny_target.notes, head.name, *head.info.model_dump().values())
-    elsewhere = here.model_copy(update={"machine": "another", "threads": 96})
+    here = _key(tiny_target, head)
+    _, device, _, _, *rest = here.split(kept.SEPARATOR)
     facts = {"head": head.name, "target": tiny_target.name, "machine": "another", "dtype": "-", "threads": 96}
     facts |= {"ms_per_token": 1.0, "plain_ms": 2.0, "tau": 2.0, "verify_ms": {}, "draft_ms": {}}
     trees = {"float32": {"depth": 2, "top_k": 2, "nodes": 3}, "bfloat16": {"depth": 4, "top_k": 4, "nodes": 20}}
-    shipped = {kept.key_of(elsewhere.model_copy(update={"dtype": dtype}), *rest): {**facts, **tree} for dtype, tree in trees.items()}
+    shipped = {kept.SEPARATOR.join(("another", device, dtype, "96", *rest)): {**facts, **tree} for dtype, tree in trees.items()}
     (tmp_path / "shipped.json").write_text(json.dumps(shipped))
     monkeypatch.setattr(kept, "SHIPPED", tmp_path / "shipped.json")
     assert load_head(folder, tiny_target).tree == TreeShape(2, 2, 3)
-    kept.remember(kept.key_of(here, *rest), kept.Tuned(**facts, depth=1, top_k=2, nodes=2))
+    kept.remember(here, kept.Tuned(**facts, depth=1, top_k=2, nodes=2))
     assert load_head(folder, tiny_target).tree == TreeShape(1, 2, 2), "its own comes first"
 
 
