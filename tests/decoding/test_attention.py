@@ -21,6 +21,10 @@ def test_it_changes_no_number() -> None:
     for mask, logits in zip(masks, wanted, strict=True):
         seen = slice(4, None) if mask is padded else slice(None)  # what padding itself answers is nobody's business
         torch.testing.assert_close(model(ids, attention_mask=mask).logits[:, seen], logits[:, seen], rtol=0, atol=1e-6)
+    for mask, logits in zip((None, padded), wanted, strict=False):  # one row on a cache: its heads are put together
+        cache = model(ids[:, :19], attention_mask=None if mask is None else mask[:, :19]).past_key_values
+        newest = model(ids[:, 19:], attention_mask=mask, past_key_values=cache).logits
+        torch.testing.assert_close(newest[:, 0], logits[:, 19], rtol=0, atol=1e-6)
     out = model.generate(ids[:1], max_new_tokens=8, do_sample=False, pad_token_id=0)
     assert out.shape[1] == 28
 
