@@ -14,6 +14,7 @@ from decoding.accept import Accepted, Draws, accept, target_probabilities
 from decoding.chat import Message, encode_prompt
 from decoding.errors import DraftscopeError, UsageError
 from decoding.head import DraftHead, DraftSession, DraftTree
+from decoding.lean import cpu_name
 from decoding.records import AUTOREGRESSIVE, Environment, FinishReason, Run, Settings, Step
 from decoding.target import Target
 from decoding.tree import ancestor_mask
@@ -329,7 +330,7 @@ def in_turns(runs: Mapping[Key, Iterable[Step]], turn: int = 3) -> Iterator[tupl
 def environment(target: Target) -> Environment:
     """Where this process measures."""
     device = target.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu_name()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     return Environment(
         device=str(device),
         dtype=str(target.dtype).removeprefix("torch."),
@@ -338,11 +339,6 @@ def environment(target: Target) -> Environment:
         notes=(*target.notes, *target.forward_notes),
         versions={"python": platform.python_version(), "torch": torch.__version__, "transformers": version("transformers")},
     )
-
-
-def _cpu_name() -> str:
-    abilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return abilities.get("cpu_name") or platform.processor() or platform.machine()
 
 
 def stream(

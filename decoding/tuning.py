@@ -211,7 +211,5 @@ def tuned_for(target: Target, head: DraftHead) -> Tuned | None:
 
 
 def _key(target: Target, head: DraftHead) -> str:
-    where, info = environment(target), head.info.model_dump()
-    if info["dtype"] in ("", where.dtype):
-        del info["dtype"]
-    return key_of(where, target.name, *target.notes, head.name, *info.values())
+    told = head.info.model_dump(exclude={"dtype"})  # settled by the target's, on one machine
+    return key_of(environment(target), target.name, *target.notes, head.name, *told.values())
