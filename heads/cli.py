@@ -42,6 +42,7 @@ RECIPE_OPTIONS = {
     "seed": (int, "of first weights, order and noise"),
     "start": (str, "folder of a head to start from (a second stage)"),
 }
+ABLATION_OPTIONS = ("draft_vocab", "learning_rate", "feature_weight")
 
 
 def _synthesize(arguments: argparse.Namespace) -> None:
@@ -125,8 +126,8 @@ def _ablate(arguments: argparse.Namespace) -> None:
         layers=arguments.layers,
         adversaries=arguments.adversaries,
         tokens=arguments.tokens,
-        draft_vocab=arguments.draft_vocab,
         seed=settings.seed,
+        **{name: getattr(arguments, name) for name in ABLATION_OPTIONS},
     )
     print(table(result))
 
@@ -190,7 +191,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ablate.add_argument("--families", nargs="+", default=["eagle", "medusa"], metavar="F", help="default: eagle medusa")
     ablate.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3], metavar="K", help="default: 1 2 3")
     ablate.add_argument("--adversaries", type=float, nargs="+", default=[0.0, 0.1], metavar="LAMBDA", help="default: 0 0.1")
-    ablate.add_argument("--draft-vocab", type=int, help=RECIPE_OPTIONS["draft_vocab"][1])
+    for name in ABLATION_OPTIONS:
+        kind, text = RECIPE_OPTIONS[name]
+        ablate.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
     ablate.add_argument("--prompts", type=Path, nargs="+", required=True, help="as for 'evaluate'")
     ablate.add_argument("--limit", type=int, help="only the first N prompts of each file")
     add_settings(ablate)

@@ -18,9 +18,7 @@ class Recipe:
     align_steps: int = 1  # HASS; 1 = EAGLE
     positions: int = 4  # Medusa: future positions
     own_lm_head: bool = False  # Medusa: one per position instead of the target's
-    # the papers weigh the cross-entropy with 0.1 (EAGLE, HASS). On a target of this size agreement of tokens, not of
-    # features, limits acceptance, and 1.0 gives more of it: see README, "Training heads"
-    feature_weight: float = 1.0
+    feature_weight: float = 10.0  # ten times the losses of EAGLE and HASS, which weigh these two with 1 and 0.1
     soft_weight: float = 1.0
     top_weight: float = 0.0
     top_k: int = 10
@@ -73,7 +71,7 @@ class Recipe:
         return self.adversary * min(1.0, step / max(1.0, self.adversary_ramp * steps))
 
 
-_MEDUSA = Recipe("medusa", family="medusa", feature_weight=0.0, step_decay=0.8, noise=0.0)
+_MEDUSA = Recipe("medusa", family="medusa", feature_weight=0.0, step_decay=0.8, noise=0.0, learning_rate=2e-3)
 METHODS = {
     "eagle": Recipe("eagle"),
     "hass": Recipe("hass", align_steps=3, top_weight=1.0),
