@@ -10,11 +10,11 @@ from typing import TypeVar
 
 import torch
 
+from decoding import processor
 from decoding.accept import Accepted, Draws, accept, target_probabilities
 from decoding.chat import Message, encode_prompt
 from decoding.errors import DraftscopeError, UsageError
 from decoding.head import DraftHead, DraftSession, DraftTree
-from decoding.lean import cpu_name
 from decoding.records import AUTOREGRESSIVE, Environment, FinishReason, Run, Settings, Step
 from decoding.target import Target
 from decoding.tree import ancestor_mask
@@ -330,7 +330,7 @@ def in_turns(runs: Mapping[Key, Iterable[Step]], turn: int = 3) -> Iterator[tupl
 def environment(target: Target) -> Environment:
     """Where this process measures."""
     device = target.device
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else processor.name()
     return Environment(
         device=str(device),
         dtype=str(target.dtype).removeprefix("torch."),

@@ -5,7 +5,6 @@ No modelling code is copied: the matrices, norms and rotary embedding are those 
 any other architecture, quantisation or spread over devices keeps the model's own forward.
 """
 
-import platform
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from typing import Any
@@ -15,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
+from decoding import processor
 from decoding.cache import RowCache
 
 FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
@@ -60,13 +60,7 @@ def _mkl(weight: torch.Tensor) -> Packed:
     return lambda x, bias: torch.ops.mkl._mkl_linear(x, packed, shape, bias, x.numel() // x.shape[-1])
 
 
-def cpu_name() -> str:
-    """What the processor calls itself."""
-    abilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return abilities.get("cpu_name") or platform.processor() or platform.machine()
-
-
-PACKED = {torch.bfloat16: _onednn, torch.float32: _mkl if "Intel" in cpu_name() else _onednn}  # MKL is Intel's own
+PACKED = {torch.bfloat16: _onednn, torch.float32: _mkl if "Intel" in processor.name() else _onednn}  # MKL is Intel's own
 
 
 @cache

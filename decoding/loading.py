@@ -16,7 +16,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, GenerationConfig, PreTrainedConfig
 from transformers.utils import is_bitsandbytes_available, logging
 
-from decoding import hub
+from decoding import hub, processor
 from decoding.attention import use_grouped_attention
 from decoding.chat import closing_ids
 from decoding.embedded import NAME, embedded_path
@@ -71,8 +71,7 @@ def native_bfloat16(device: str) -> bool:
     """Whether the hardware computes in bfloat16, rather than makes do."""
     if device.startswith("cuda"):
         return torch.cuda.is_bf16_supported(including_emulation=False)
-    abilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
-    return bool(abilities.get("amx_bf16") or abilities.get("avx512_bf16") or abilities.get("arm_bf16"))
+    return any(processor.abilities().get(name) for name in ("amx_bf16", "avx512_bf16", "arm_bf16"))
 
 
 def find_target(source: str, progress: Progress = silent) -> Path:

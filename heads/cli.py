@@ -4,7 +4,7 @@ import argparse
 import json
 import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from decoding.cli import add_settings, add_target_options, prepare, run_command, settings_from
@@ -42,7 +42,7 @@ RECIPE_OPTIONS = {
     "seed": (int, "of first weights, order and noise"),
     "start": (str, "folder of a head to start from (a second stage)"),
 }
-ABLATION_OPTIONS = ("draft_vocab", "learning_rate", "feature_weight")
+ABLATION_OPTIONS = ("draft_vocab", "learning_rate", "feature_weight")  # those that hold for all heads of an ablation
 
 
 def _synthesize(arguments: argparse.Namespace) -> None:
@@ -132,6 +132,13 @@ def _ablate(arguments: argparse.Namespace) -> None:
     print(table(result))
 
 
+def _add_recipe(parser: argparse._ActionsContainer, names: Iterable[str]) -> None:
+    for name in names:
+        kind, text = RECIPE_OPTIONS[name]
+        how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
+        parser.add_argument(f"--{name.replace('_', '-')}", help=text, **how)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit code."""
     parser = argparse.ArgumentParser(prog="python -m heads", description="Train and evaluate draft heads.")
@@ -169,9 +176,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     train.add_argument("--max-minutes", type=float, help="stop after this long, leaving a checkpoint")
     train.add_argument("--snapshots", type=int, default=0, help="heads to write on the way, evenly, into OUT/<tokens seen> (default: none)")
     group = train.add_argument_group("recipe (default: what the method sets)")
-    for name, (kind, text) in RECIPE_OPTIONS.items():
-        how = {"action": argparse.BooleanOptionalAction} if kind is bool else {"type": kind}
-        group.add_argument(f"--{name.replace('_', '-')}", help=text, **how)
+    _add_recipe(group, RECIPE_OPTIONS)
     train.set_defaults(function=_train)
 
     evaluate = commands.add_parser("evaluate", help="acceptance of heads on prompts, side by side")
@@ -191,9 +196,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     ablate.add_argument("--families", nargs="+", default=["eagle", "medusa"], metavar="F", help="default: eagle medusa")
     ablate.add_argument("--layers", type=int, nargs="+", default=[1, 2, 3], metavar="K", help="default: 1 2 3")
     ablate.add_argument("--adversaries", type=float, nargs="+", default=[0.0, 0.1], metavar="LAMBDA", help="default: 0 0.1")
-    for name in ABLATION_OPTIONS:
-        kind, text = RECIPE_OPTIONS[name]
-        ablate.add_argument(f"--{name.replace('_', '-')}", type=kind, help=text)
+    _add_recipe(ablate, ABLATION_OPTIONS)
     ablate.add_argument("--prompts", type=Path, nargs="+", required=True, help="as for 'evaluate'")
     ablate.add_argument("--limit", type=int, help="only the first N prompts of each file")
     add_settings(ablate)

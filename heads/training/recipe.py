@@ -34,7 +34,7 @@ class Recipe:
     scale_inputs: bool = True  # matrices are trained in coordinates where every input has size 1
     noise: float = 0.1  # uniform, on the input features (EAGLE)
     optimizer: str = "muon"  # for the matrices (Jordan 2024), AdamW for the rest; "adamw": for all, as in the papers
-    learning_rate: float = 7e-4
+    learning_rate: float = 7e-4  # Medusa: 2e-3
     schedule: str = "cosine"
     warm_up: float = 0.04  # share of the steps
     batch_tokens: int = 1024  # small: with little text the number of steps counts
