@@ -40,7 +40,7 @@ RECIPE_OPTIONS = {
     "clip_norm": (float, "largest gradient norm, 0 = any"),
     "clip_value": (float, "largest gradient entry (EAGLE and HASS: 0.5), 0 = any"),
     "seed": (int, "of first weights, order and noise"),
-    "start": (str, "folder of a head to start from (a second stage)"),
+    "start": (str, "folder of a head to go on from (a second stage): its draft vocabulary is kept, its tokens are counted in"),
 }
 ABLATION_OPTIONS = ("draft_vocab", "learning_rate", "feature_weight")  # those that hold for all heads of an ablation
 

@@ -63,12 +63,6 @@ class FeatureStudent:
     def save(self, folder: Path, meta: HeadMeta, draft_vocab: torch.Tensor | None, ranks: torch.Tensor) -> None:
         save_feature_head(folder, _plain(self.module, FeatureHead(self.module.shape)), meta, draft_vocab)
 
-    def start_from(self, folder: Path) -> torch.Tensor | None:
-        """Take over a trained head's weights; returns its draft vocabulary."""
-        module, _, draft_vocab = load_feature_head(folder)
-        _take_over(self.module, module, folder)
-        return draft_vocab
-
 
 class MedusaStudent:
     """A MedusaHead (Medusa, KOALA-Medusa)."""
@@ -97,12 +91,6 @@ class MedusaStudent:
         fresh = MedusaHead(module.hidden, module.positions, module.layers, module.own_vocab)
         save_medusa_head(folder, _plain(module, fresh), meta, choices, self.vocab_size, draft_vocab)
 
-    def start_from(self, folder: Path) -> torch.Tensor | None:
-        """Take over a trained head's weights; returns its draft vocabulary."""
-        module, _, draft_vocab, _ = load_medusa_head(folder)
-        _take_over(self.module, module, folder)
-        return draft_vocab
-
 
 def _plain(trained: nn.Module, fresh: nn.Module) -> nn.Module:
     """The trained weights in a module of the checkpoint format."""
@@ -110,7 +98,17 @@ def _plain(trained: nn.Module, fresh: nn.Module) -> nn.Module:
     return fresh
 
 
-def _take_over(module: nn.Module, trained: nn.Module, folder: Path) -> None:
+def read_start(folder: Path, family: str) -> tuple[nn.Module, HeadMeta, torch.Tensor | None]:
+    """The head that a second stage starts from, what is known of its making, and its draft vocabulary."""
+    return load_medusa_head(folder)[:3] if family == "medusa" else load_feature_head(folder)
+
+
+def take_over(module: nn.Module, trained: nn.Module, folder: Path) -> None:
+    """Give a head in training the weights of a trained one.
+
+    Raises:
+        UsageError: it is another network.
+    """
     wanted, found = module.state_dict(), trained.state_dict()
     if {name: value.shape for name, value in wanted.items()} != {name: value.shape for name, value in found.items()}:
         raise UsageError(f"--start {folder} is another network than the one that is to be trained (layers, biases or sizes differ)")

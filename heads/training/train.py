@@ -21,7 +21,7 @@ from tqdm import tqdm
 
 from decoding.errors import DraftscopeError, UsageError
 from decoding.target import Target
-from heads.checkpoint import HeadMeta
+from heads.checkpoint import HeadMeta, check_draft_vocab
 from heads.training.adversary import Discriminator, adversarial_loss, discriminator_loss
 from heads.training.batches import BatchLoader
 from heads.training.conditioning import condition, input_sizes, start_norms
@@ -31,8 +31,8 @@ from heads.training.heldout import HeldOut, measure
 from heads.training.log import Log
 from heads.training.losses import STATISTICS, step_loss
 from heads.training.recipe import Recipe
-from heads.training.students import FeatureStudent, MedusaStudent, fit_input
-from heads.training.vocabulary import draft_vocabulary
+from heads.training.students import FeatureStudent, MedusaStudent, fit_input, read_start, take_over
+from heads.training.vocabulary import answer_counts, coverage, draft_vocabulary
 from heads.training.workers import Workers
 
 CHECKPOINT = "checkpoint.pt"
@@ -94,11 +94,8 @@ class Trainer:
         self.held, self.used = sorted(order[:held]), sorted(order[held:])
         if not any(store.supervised(i) for i in self.used) or not any(store.supervised(i) for i in self.held):
             raise UsageError("too little text: nothing is left to learn from, or to check on, once a part is held out")
-        self.draft_vocab, self.coverage = None, {}
-        if recipe.draft_vocab is not None:
-            self.draft_vocab, self.coverage = draft_vocabulary(
-                store, self.used, recipe.draft_vocab, target.vocab_size, target.stop_token_ids
-            )
+        self.start = read_start(Path(recipe.start), recipe.family) if recipe.start is not None else None
+        self.draft_vocab, self.coverage = self._vocabulary()
         self.loader = BatchLoader(target, store, self.draft_vocab, recipe.top_k, recipe.hard_labels)
         torch.manual_seed(recipe.seed)
         medusa = recipe.family == "medusa"
@@ -115,14 +112,31 @@ class Trainer:
         self.minutes = 0.0
         self.steps = sum(1 for _ in self._plan())
 
+    def _vocabulary(self) -> tuple[torch.Tensor | None, dict[str, float]]:
+        """The draft vocabulary, which a second stage takes over, and what share of the answers it covers."""
+        recipe, target = self.recipe, self.target
+        counts = answer_counts(self.store, self.used)
+        if self.start is None:
+            size = recipe.draft_vocab
+            vocab = None if size is None else draft_vocabulary(counts, size, target.vocab_size, target.stop_token_ids)
+        else:
+            vocab = self.start[2]
+            check_draft_vocab(recipe.start, vocab, target.vocab_size)
+            size = target.vocab_size if vocab is None else len(vocab)
+            if recipe.draft_vocab not in (None, size):
+                raise UsageError(
+                    f"--start {recipe.start} drafts from {size} tokens, and so does what is made of it: leave out --draft-vocab"
+                )
+        return vocab, {} if vocab is None else coverage(counts, set(vocab.tolist()))
+
     def begin(self) -> None:
-        """First weights: another head's, or for a FeatureHead the best linear guess."""
+        """First weights: another head's, whose training this one continues, or for a FeatureHead the best linear guess."""
         recipe, feature_head = self.recipe, self.recipe.family == "feature"
         sizes = input_sizes(self.loader, self._batches(0)[:SIZE_BATCHES])
-        if recipe.start is not None:
-            found = self.student.start_from(Path(recipe.start))
-            if (found is None) != (self.draft_vocab is None) or (found is not None and not torch.equal(found, self.draft_vocab)):
-                raise UsageError(f"--start {recipe.start} has another draft vocabulary: use its training's text and --draft-vocab")
+        if self.start is not None:
+            module, before, _ = self.start
+            take_over(self.head, module, Path(recipe.start))
+            self.tokens_seen, self.minutes = before.tokens_seen or 0, before.training.get("minutes", 0.0)
         elif feature_head and recipe.fit_input:
             wanted, batches = FIT_ROWS * self.head.fc.in_features, []
             for batch in self._batches(0):
@@ -131,7 +145,7 @@ class Trainer:
                 batches.append(batch)
                 wanted -= sum(self.store.supervised(i) for i in batch)
             fit_input(self.head, self.loader, batches)
-        if feature_head and recipe.scale_inputs and recipe.start is None:
+        if feature_head and recipe.scale_inputs and self.start is None:
             start_norms(self.head, sizes[1])
         self._make_optimizers(*sizes)
         self.workers.agree(self.head)
@@ -321,6 +335,7 @@ class Trainer:
         return True
 
     def _write_head(self, figures: HeldOut, folder: Path) -> None:
+        before = self.start[1].training if self.start is not None else {}
         meta = HeadMeta(
             method=self.recipe.method,
             target=self.target.name,
@@ -332,7 +347,8 @@ class Trainer:
                 "text_tokens": int(self.store.answer.sum()),
                 "minutes": round(self.minutes, 1),
                 "draft_vocab_coverage": self.coverage,
-                "command": self.command,
+                "command": " && ".join(filter(None, (before.get("command"), self.command))),
+                **({"first_stage": before} if before else {}),
             },
             results={"held_out": figures.to_json()},
         )

@@ -15,7 +15,7 @@ from heads.cli import main
 from heads.training.data import DIALOGUES, Dialogue, read_dialogues, write_meta
 from heads.training.features import read_text
 from heads.training.sharegpt import read_sharegpt
-from heads.training.vocabulary import coverage, draft_vocabulary
+from heads.training.vocabulary import answer_counts, coverage, draft_vocabulary
 from tests.heads.tiny_chat import write_target
 
 
@@ -111,16 +111,18 @@ def test_sharegpt_needs_a_chat_template(tiny_target, tmp_path) -> None:
 def test_draft_vocabulary_is_the_most_frequent_answer_tokens(target, tmp_path) -> None:
     records = [talk(f"question {number}", "the sea " * 40 + str(number)) for number in range(20)]
     store = read_text(target, [write(tmp_path / "a.json", *records)], 512)
-    every = range(len(store))
     counts = Counter(store.tokens[store.answer].tolist())
-    vocab, covered = draft_vocabulary(store, every, 6, target.vocab_size, target.stop_token_ids)
+    by_kind = answer_counts(store, range(len(store)))
+    assert by_kind == {"sharegpt": counts}
+    vocab = draft_vocabulary(by_kind, 6, target.vocab_size, target.stop_token_ids)
     assert vocab.tolist() == sorted(vocab.tolist()) and len(vocab) == 6
     assert target.stop_token_ids <= set(vocab.tolist())
     common = [token for token, _ in counts.most_common() if token not in target.stop_token_ids][:5]
     assert set(vocab.tolist()) == target.stop_token_ids | set(common)
+    covered = coverage(by_kind, set(vocab.tolist()))
     assert covered["all"] == covered["sharegpt"] == pytest.approx(sum(counts[t] for t in vocab.tolist()) / sum(counts.values()), abs=1e-4)
-    wide, covered = draft_vocabulary(store, every, 10_000, target.vocab_size, target.stop_token_ids)
-    assert wide.tolist() == list(range(target.vocab_size)) and covered["all"] == 1.0
+    wide = draft_vocabulary(by_kind, 10_000, target.vocab_size, target.stop_token_ids)
+    assert wide.tolist() == list(range(target.vocab_size)) and coverage(by_kind, set(wide.tolist()))["all"] == 1.0
     assert coverage({}, {1}) == {"all": 0.0}
 
 

@@ -269,13 +269,25 @@ def test_snapshots_are_heads_of_their_own(tiny_target, text, tmp_path) -> None:
 def test_a_second_stage_starts_from_the_first(tiny_target, text, tmp_path) -> None:
     first = recipe_for("hass", **FAST, top_weight=0.0, draft_vocab=100)
     trained = train(tiny_target, first, [text], tmp_path / "first")
-    second = recipe_for("hass", **FAST, draft_vocab=100, start=str(tmp_path / "first"))
+    second = recipe_for("hass", **FAST, start=str(tmp_path / "first"))
     trainer = Trainer(tiny_target, second, prepare_features(tiny_target, [text]), tmp_path / "second")
     trainer.begin()
     assert trainer.evaluate().top1 == pytest.approx(trained.top1, abs=0.02)  # heads are saved in bfloat16
-    for changes, message in (({"layers": 2}, "another network"), ({"draft_vocab": 120}, "another draft vocabulary")):
+    assert len(trainer.draft_vocab) == 100 and 0 < trainer.coverage["all"] <= 1, "the draft vocabulary is taken over"
+    for changes, message in (({"layers": 2}, "another network"), ({"draft_vocab": 120}, "drafts from 100 tokens")):
         with pytest.raises(UsageError, match=message):
             train(tiny_target, recipe_for("hass", **{**FAST, **changes}, start=str(tmp_path / "first")), [text], tmp_path / "other")
+
+
+@pytest.mark.parametrize("method", ["eagle", "koala-medusa"])
+def test_a_second_stage_counts_on_and_tells_of_the_first(tiny_target, text, tmp_path, method) -> None:
+    first, second = (tmp_path / name for name in ("first", "second"))
+    train(tiny_target, recipe_for(method, **FAST), [text], first, command="one")
+    train(tiny_target, recipe_for(method, **FAST, start=str(first)), [text], second, command="two", max_minutes=0)
+    train(tiny_target, recipe_for(method, **FAST, start=str(first)), [text], second, command="two")  # goes on from its checkpoint
+    one, two = (json.loads((folder / "config.json").read_text())["draftscope"] for folder in (first, second))
+    assert two["tokens_seen"] == 2 * one["tokens_seen"] and two["training"]["minutes"] >= one["training"]["minutes"]
+    assert two["training"]["command"] == "one && two" and two["training"]["first_stage"] == one["training"]
 
 
 def test_accumulated_batches_are_one_step(tiny_target, text, tmp_path) -> None:
