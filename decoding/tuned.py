@@ -54,8 +54,8 @@ def remember(key: str, tuned: Tuned) -> None:
 
 
 def recall(key: str) -> Tuned | None:
-    """The choice for a key of `key_of`; where this machine has none, the shipped one for the same kind of device and dtype
-    (in float32 a row costs more, and bfloat16's trees can make a head slower than plain decoding)."""
+    """The choice for a key of `key_of`; where this machine has none, the shipped one for the same kind of device, dtype and network
+    (in float32 a row costs more, and bfloat16's trees can make a head slower than plain decoding; more training changes no cost)."""
     own = known(_file()).get(key)
     if own is not None:
         return own
@@ -68,8 +68,8 @@ def key_of(where: Environment, *rest: object) -> str:
 
 
 def _anywhere(key: str) -> list[str]:
-    _, device, dtype, _, *rest = key.split(SEPARATOR)
-    return [device, dtype, *rest]
+    _, device, dtype, _, *network, _ = key.split(SEPARATOR)  # without the machine, its threads and the tokens seen
+    return [device, dtype, *network]
 
 
 def known(path: Path) -> dict[str, Tuned]:

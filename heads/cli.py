@@ -29,7 +29,7 @@ RECIPE_OPTIONS = {
     "noise": (float, "uniform noise on input features (EAGLE)"),
     "optimizer": (str, "adamw or muon (for the matrices)"),
     "learning_rate": (float, "peak learning rate"),
-    "schedule": (str, "cosine or linear, after the warm-up"),
+    "schedule": (str, "after the warm-up: linear, to zero, or cosine, to a tenth"),
     "warm_up": (float, "share of the training"),
     "batch_tokens": (int, "padded tokens of a batch"),
     "accumulate": (int, "batches per optimizer step and process"),
@@ -42,7 +42,7 @@ RECIPE_OPTIONS = {
     "seed": (int, "of first weights, order and noise"),
     "start": (str, "folder of a head to go on from (a second stage): its draft vocabulary is kept, its tokens are counted in"),
 }
-ABLATION_OPTIONS = ("draft_vocab", "learning_rate", "feature_weight")  # those that hold for all heads of an ablation
+ABLATION_OPTIONS = ("draft_vocab", "learning_rate", "schedule", "feature_weight")  # those that hold for all heads of an ablation
 
 
 def _synthesize(arguments: argparse.Namespace) -> None:

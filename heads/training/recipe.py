@@ -18,9 +18,9 @@ class Recipe:
     align_steps: int = 1  # HASS; 1 = EAGLE
     positions: int = 4  # Medusa: future positions
     own_lm_head: bool = False  # Medusa: one per position instead of the target's
-    feature_weight: float = 10.0  # ten times the losses of EAGLE and HASS, which weigh these two with 1 and 0.1
+    feature_weight: float = 10.0  # EAGLE and HASS: 1, 0.1 and (HASS alone) 1; ours are ten times theirs
     soft_weight: float = 1.0
-    top_weight: float = 0.0
+    top_weight: float = 0.0  # HASS: 10
     top_k: int = 10
     step_decay: float = 1.0  # weight of draft step m is step_decay ** m (Medusa: 0.8)
     hard_labels: bool = False  # learn the text's tokens (Medusa) instead of the target's distributions
@@ -34,8 +34,8 @@ class Recipe:
     scale_inputs: bool = True  # matrices are trained in coordinates where every input has size 1
     noise: float = 0.1  # uniform, on the input features (EAGLE)
     optimizer: str = "muon"  # for the matrices (Jordan 2024), AdamW for the rest; "adamw": for all, as in the papers
-    learning_rate: float = 7e-4  # Medusa: 2e-3
-    schedule: str = "cosine"
+    learning_rate: float = 1e-3  # Medusa: 3e-3
+    schedule: str = "linear"  # to zero: the last tenth of the way, at small rates, is worth much (README)
     warm_up: float = 0.04  # share of the steps
     batch_tokens: int = 1024  # small: with little text the number of steps counts
     accumulate: int = 1  # batches per optimizer step and process
@@ -71,12 +71,12 @@ class Recipe:
         return self.adversary * min(1.0, step / max(1.0, self.adversary_ramp * steps))
 
 
-_MEDUSA = Recipe("medusa", family="medusa", feature_weight=0.0, step_decay=0.8, noise=0.0, learning_rate=2e-3)
+_MEDUSA = Recipe("medusa", family="medusa", feature_weight=0.0, step_decay=0.8, noise=0.0, learning_rate=3e-3)
 METHODS = {
     "eagle": Recipe("eagle"),
-    "hass": Recipe("hass", align_steps=3, top_weight=1.0),
+    "hass": Recipe("hass", align_steps=3, top_weight=10.0),
     "koala-eagle": Recipe("koala-eagle", layers=2, adversary=0.1),
-    "hass-koala": Recipe("hass-koala", layers=2, align_steps=3, top_weight=1.0),
+    "hass-koala": Recipe("hass-koala", layers=2, align_steps=3, top_weight=10.0),
     "medusa": _MEDUSA,
     "koala-medusa": replace(_MEDUSA, method="koala-medusa", layers=2, adversary=0.01),
 }

@@ -105,11 +105,12 @@ def test_a_machine_that_tuned_nothing_takes_the_shipped_choice_for_its_dtype(tin
     folder = str(GOLDEN / "hass_tiny" / "head_mid")
     head = load_head(folder, tiny_target)
     here = _key(tiny_target, head)
-    _, device, _, _, *rest = here.split(kept.SEPARATOR)
+    _, device, _, _, *network, tokens_seen = here.split(kept.SEPARATOR)
+    assert tokens_seen == str(head.info.tokens_seen)
     facts = {"head": head.name, "target": tiny_target.name, "machine": "another", "dtype": "-", "threads": 96}
     facts |= {"ms_per_token": 1.0, "plain_ms": 2.0, "tau": 2.0, "verify_ms": {}, "draft_ms": {}}
     trees = {"float32": {"depth": 2, "top_k": 2, "nodes": 3}, "bfloat16": {"depth": 4, "top_k": 4, "nodes": 20}}
-    shipped = {kept.SEPARATOR.join(("another", device, dtype, "96", *rest)): {**facts, **tree} for dtype, tree in trees.items()}
+    shipped = {kept.SEPARATOR.join(("another", device, dtype, "96", *network, "1234")): {**facts, **tree} for dtype, tree in trees.items()}
     (tmp_path / "shipped.json").write_text(json.dumps(shipped))
     monkeypatch.setattr(kept, "SHIPPED", tmp_path / "shipped.json")
     assert load_head(folder, tiny_target).tree == TreeShape(2, 2, 3)
