@@ -48,6 +48,7 @@ def _where(told: Mapping[str, Any]) -> str:
     return (
         f"{told['target']}, {env['machine']}, {env['threads']} thread{'s' if env['threads'] > 1 else ''}, {env['dtype']}, {versions}, "
         f"{told['date'][:10]}: {count} prompts, {settings['max_new_tokens']} new tokens, temperature {settings['temperature']:g}"
+        + "".join(f"; {note}" for note in env.get("notes", ()))
     )
 
 

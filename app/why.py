@@ -207,7 +207,7 @@ def training(_: list[Drawn], look: Look) -> Chart:
     look.finish(figure, 320)
     figure.update_xaxes(title_text="draft step", dtick=1)
     figure.update_yaxes(title_text="first guess right", tickformat=".0%")
-    return Chart(figure, "Measured on text of the target that no head was trained on. " + sentence(parts))
+    return Chart(figure, "Each head measured on dialogues of the target that were kept out of its training. " + sentence(parts))
 
 
 def trained_heads(folder: Path = SHIPPED) -> list[dict[str, Any]]:

@@ -18,9 +18,9 @@ class Recipe:
     align_steps: int = 1  # HASS; 1 = EAGLE
     positions: int = 4  # Medusa: future positions
     own_lm_head: bool = False  # Medusa: one per position instead of the target's
-    feature_weight: float = 10.0  # EAGLE and HASS: 1, 0.1 and (HASS alone) 1; ours are ten times theirs
+    feature_weight: float = 10.0  # beside soft_weight as in EAGLE (1 and 0.1); HASS: 1, its heads learn to live with their own features
     soft_weight: float = 1.0
-    top_weight: float = 0.0  # HASS: 10
+    top_weight: float = 0.0  # HASS: 1
     top_k: int = 10
     step_decay: float = 1.0  # weight of draft step m is step_decay ** m (Medusa: 0.8)
     hard_labels: bool = False  # learn the text's tokens (Medusa) instead of the target's distributions
@@ -74,9 +74,9 @@ class Recipe:
 _MEDUSA = Recipe("medusa", family="medusa", feature_weight=0.0, step_decay=0.8, noise=0.0, learning_rate=3e-3)
 METHODS = {
     "eagle": Recipe("eagle"),
-    "hass": Recipe("hass", align_steps=3, top_weight=10.0),
+    "hass": Recipe("hass", align_steps=3, feature_weight=1.0, top_weight=1.0),
     "koala-eagle": Recipe("koala-eagle", layers=2, adversary=0.1),
-    "hass-koala": Recipe("hass-koala", layers=2, align_steps=3, top_weight=10.0),
+    "hass-koala": Recipe("hass-koala", layers=2, align_steps=3, feature_weight=1.0, top_weight=1.0),
     "medusa": _MEDUSA,
     "koala-medusa": replace(_MEDUSA, method="koala-medusa", layers=2, adversary=0.01),
 }
