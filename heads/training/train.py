@@ -115,10 +115,11 @@ class Trainer:
     def _vocabulary(self) -> tuple[torch.Tensor | None, dict[str, float]]:
         """The draft vocabulary, which a second stage takes over, and what share of the answers it covers."""
         recipe, target = self.recipe, self.target
+        if self.start is None and recipe.draft_vocab is None:
+            return None, {}
         counts = answer_counts(self.store, self.used)
         if self.start is None:
-            size = recipe.draft_vocab
-            vocab = None if size is None else draft_vocabulary(counts, size, target.vocab_size, target.stop_token_ids)
+            vocab = draft_vocabulary(counts, recipe.draft_vocab, target.vocab_size, target.stop_token_ids)
         else:
             vocab = self.start[2]
             check_draft_vocab(recipe.start, vocab, target.vocab_size)

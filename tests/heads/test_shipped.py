@@ -35,5 +35,4 @@ def test_a_shipped_heads_command_trains_what_its_config_says(name, monkeypatch) 
     for command, stage in zip(commands, stages, strict=True):
         recipe = recipe_of(command, monkeypatch)
         assert recipe == {field: stage[field] for field in recipe}
-    seen = [stage for stage in commands if "assets/text" in stage]
-    assert len(seen) == len(commands), "trained on text that is shipped too"
+        assert "assets/text" in command, "trained on text that is shipped too"
