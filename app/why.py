@@ -166,18 +166,20 @@ def trees(lanes: list[Drawn], look: Look) -> Chart:
             customdata=[(point["depth"], point["top_k"], point["tau"]) for point in points],
             line={"color": lane.colour, "width": 2.5, "dash": DASHES[index % 4]}, hovertemplate=f"{hover}<extra>{lane.name}</extra>",
         )  # fmt: skip
+        tried = found.finals or points  # the short way runs every tree a few steps, and none to its end
         figure.add_scatter(
-            x=[point["nodes"] for point in found.finals], y=[point["ms_per_token"] for point in found.finals], mode="markers",
-            customdata=[(point["depth"], point["top_k"], point["tau"]) for point in found.finals],
-            marker={"color": lane.colour, "size": [14 if point["nodes"] == found.nodes else 7 for point in found.finals],
+            x=[point["nodes"] for point in tried], y=[point["ms_per_token"] for point in tried], mode="markers",
+            customdata=[(point["depth"], point["top_k"], point["tau"]) for point in tried],
+            marker={"color": lane.colour, "size": [14 if point["nodes"] == found.nodes else 7 for point in tried],
                     "symbol": SYMBOLS[index % 4]},
-            showlegend=False, hovertemplate=f"run: {hover}<extra>{lane.name}</extra>",
+            showlegend=False, hovertemplate=f"{'run: ' if found.finals else ''}{hover}<extra>{lane.name}</extra>",
         )  # fmt: skip
         plain = max(plain, found.plain_ms)
         used = lane.run.settings.tree
         other = "" if used == found.tree else f" (this run used {used.depth}/{used.top_k}/{used.nodes})"
         told = f"{found.nodes} nodes at depth {found.depth}, top-k {found.top_k}: {found.speed_up:.2f}× plain decoding"
-        parts.append(f"{lane.name}: {told}{other}")
+        short = f" (expected: its tau is from {found.acceptance_from}, only costs were measured here)" if found.acceptance_from else ""
+        parts.append(f"{lane.name}: {told}{short}{other}")
     if parts:
         figure.add_hline(y=plain, line={"color": look.quiet, "dash": "dot"}, annotation_text="a token of plain decoding")
     look.finish(figure, PAIR if parts else 320)

@@ -146,11 +146,11 @@ def _tune(arguments: argparse.Namespace) -> None:
     prompts = read_prompts(arguments.prompts, arguments.limit)
     target = prepare(arguments)
     from decoding.tuned import told
-    from decoding.tuning import tune
+    from decoding.tuning import fit, tune
     from heads import load_heads
 
     for head in load_heads(arguments.head, target, arguments.draft_vocab):
-        print(told(tune(target, head, prompts)))
+        print(told(fit(target, head) if arguments.quick else tune(target, head, prompts)))
 
 
 def _scale(arguments: argparse.Namespace) -> None:
@@ -223,6 +223,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_target_options(tune)
     tune.add_argument("--head", action="append", required=True, help="a head to tune; may be given several times")
     tune.add_argument("--prompts", type=Path, nargs="+", default=[EXAMPLES], help="JSON lines (default: the page's examples)")
+    tune.add_argument(
+        "--quick", action="store_true", help="measure only what trees cost here; what they catch is known of the shipped heads"
+    )
     tune.add_argument("--limit", type=int, default=8, help="only the first N prompts of each file (default: %(default)s)")
     _add_draft_vocab(tune)
     tune.set_defaults(function=_tune)

@@ -33,6 +33,7 @@ class Tuned:
     curve: list[dict[str, float]] = field(default_factory=list)  # the best tree of each number of nodes
     finals: list[dict[str, float]] = field(default_factory=list)  # the trees that were run against each other
     measured: str = ""
+    acceptance_from: str = ""  # the machine whose tau this is, where only costs were measured here
 
     @property
     def tree(self) -> TreeShape:
@@ -60,6 +61,25 @@ def recall(key: str) -> Tuned | None:
     if own is not None:
         return own
     return next((one for other, one in known(SHIPPED).items() if _anywhere(other) == _anywhere(key)), None)
+
+
+def whole_tune_here(key: str) -> bool:
+    """Whether this machine holds a choice for a key that was not made the short way."""
+    own = known(_file()).get(key)
+    return own is not None and not own.acceptance_from
+
+
+def tuned_elsewhere(key: str) -> Tuned | None:
+    """A whole `tune` of the same network (more training, the dtype and the machine do not matter): this machine's own, else a
+    shipped one, of the same dtype if there is one."""
+    _, device, dtype, _, *network, _ = key.split(SEPARATOR)
+    found = []
+    for path in (_file(), SHIPPED):
+        for other, one in known(path).items():
+            _, its_device, its_dtype, _, *its_network, _ = other.split(SEPARATOR)
+            if its_network == network and one.curve and not one.acceptance_from:
+                found.append(((its_device, its_dtype) != (device, dtype), one))
+    return min(found, key=lambda entry: entry[0])[1] if found else None
 
 
 def key_of(where: Environment, *rest: object) -> str:
@@ -100,14 +120,18 @@ def chosen_for(run: Run) -> Tuned | None:
 
 def told(tuned: Tuned) -> str:
     """The choice and its curve as text."""
+    said = f" (tau from {tuned.acceptance_from}, costs measured here)" if tuned.acceptance_from else ""
     lines = [
         f"{tuned.head}: tree_depth {tuned.depth}, tree_top_k {tuned.top_k}, tree_nodes {tuned.nodes}: {tuned.ms_per_token:.1f} ms a token, "
-        f"tau {tuned.tau:.2f}; a plain token {tuned.plain_ms:.1f} ms, so {tuned.speed_up:.2f}x",
-        "verification, ms by rows: " + ", ".join(f"{rows}: {ms:.1f}" for rows, ms in tuned.verify_ms.items()),
-        "nodes  depth  top_k   tau  ms a token",
+        f"tau {tuned.tau:.2f}; a plain token {tuned.plain_ms:.1f} ms, so {tuned.speed_up:.2f}x{said}"
     ]
-    shown = [(point, "") for point in tuned.curve if point["nodes"] + 1 in tuned.verify_ms]
-    shown += [(point, "  <- chosen" if point["nodes"] == tuned.nodes else "  run") for point in tuned.finals]
+    if tuned.verify_ms:
+        lines.append("verification, ms by rows: " + ", ".join(f"{rows}: {ms:.1f}" for rows, ms in tuned.verify_ms.items()))
+    lines.append("nodes  depth  top_k   tau  ms a token")
+    shown = [(point, "") for point in tuned.curve if not tuned.finals or point["nodes"] + 1 in tuned.verify_ms]
+    shown += [(point, "  run") for point in tuned.finals]
     for point, mark in sorted(shown, key=lambda entry: (entry[0]["nodes"], entry[1])):
-        lines.append("{nodes:>5}  {depth:>5}  {top_k:>5}  {tau:>4.2f}  {ms_per_token:>6.1f}".format(**point) + mark)
+        chosen = point["nodes"] == tuned.nodes and (mark or not tuned.finals)
+        line = "{nodes:>5}  {depth:>5}  {top_k:>5}  {tau:>4.2f}  {ms_per_token:>6.1f}".format(**point)
+        lines.append(line + ("  <- chosen" if chosen else mark))
     return "\n".join(lines)

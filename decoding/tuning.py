@@ -3,11 +3,14 @@
 Every candidate of a wide and deep tree is verified once on some prompts. As EAGLE-2 keeps the best candidates by score,
 that one record tells for every smaller tree which of its nodes would have been accepted: no tree has to be run by itself.
 The few that come out best are then run against each other and plain decoding, a few steps each in turn.
+
+`fit` is the short way: what is accepted does not depend on the machine, so where another machine has measured it, only the cost of
+a step with each of that machine's best trees is measured here.
 """
 
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import datetime, timezone
 from itertools import islice
 from statistics import median
@@ -15,11 +18,12 @@ from statistics import median
 from tqdm import tqdm
 
 from decoding.engine import Generation, environment, in_turns
+from decoding.errors import UsageError
 from decoding.head import DraftHead
 from decoding.prompts import Prompt
 from decoding.records import Settings, Step, TreeShape
 from decoding.target import Target
-from decoding.tuned import Tuned, key_of, recall, remember
+from decoding.tuned import Tuned, key_of, recall, remember, tuned_elsewhere, whole_tune_here
 
 DEEPEST, WIDEST = 7, 8  # of the trees that are compared; all their candidates are verified once
 WIDTHS = (1, 2, 3, 4, 5, 6, 8)
@@ -28,6 +32,10 @@ DRAFT_NODES = 16  # kept of a tree whose draft is timed
 ROUNDS, STEPS_EACH = 4, 5  # every tree in every round, so that a machine that slows down slows all
 FINALISTS = 4  # trees that are run against each other
 NOISE = 0.05  # share of a measured time a token that says nothing
+FIT_NODES = (2, 4, 6, 8, 11, 15, 19, 23, 31, 47, 63)  # trees that `fit` tries, the smallest first
+FIT_ROUNDS, FIT_STEPS = 3, 3
+FIT_PROMPT = 64  # tokens
+HOPELESS = 1.4  # a token that takes so many times the least so far: larger trees are not tried
 
 
 def reaches(step: Step, width: int, depth: int, order: Sequence[Sequence[int]] | None) -> list[int]:
@@ -203,6 +211,55 @@ def tune(target: Target, head: DraftHead, prompts: Sequence[Prompt], max_new_tok
     )
     remember(_key(target, head), tuned)
     return tuned
+
+
+def fit(target: Target, head: DraftHead) -> Tuned:
+    """Choose among the best trees of another machine by what a step with each costs here, and remember the choice.
+
+    Takes a fraction of `tune`'s time (no wide tree is verified, no text is written), which counts most where rows are dear.
+
+    Raises:
+        UsageError: nothing is known of what this head's trees catch, or a whole `tune` was done here already.
+    """
+    key = _key(target, head)
+    if whole_tune_here(key):
+        raise UsageError(
+            f"the trees of {head.name} were all run on this machine already: its choice stays (tune without --quick does it again)"
+        )
+    known = tuned_elsewhere(key)
+    if known is None:
+        raise UsageError(f"what trees of {head.name} catch was measured nowhere yet: tune it without --quick")
+    points = sorted((point for point in known.curve if point["nodes"] in FIT_NODES), key=lambda point: point["nodes"])
+    trees = [TreeShape(*(int(point[name]) for name in ("depth", "top_k", "nodes"))) for point in points]
+    caught = {tree: point["tau"] for tree, point in zip(trees, points, strict=True)}
+    plain, runs, taken = _going(target, None), {}, defaultdict(list)
+    cost: dict[TreeShape, float] = {}
+    for _ in tqdm(range(FIT_ROUNDS), unit="round", desc=f"tune {head.name}: costs", file=sys.stderr):
+        taken[None] += [step.total_ms for step in islice(plain, FIT_STEPS)]
+        for tree in list(cost) or trees:
+            if tree not in runs:
+                runs[tree] = _going(target, head, tree)
+            taken[tree] += [step.total_ms for step in islice(runs[tree], FIT_STEPS)]
+            cost[tree] = median(taken[tree]) / caught[tree]
+            if len(taken[tree]) == FIT_STEPS and cost[tree] > HOPELESS * min(cost.values()):
+                break
+    tried = [{**tree._asdict(), "tau": caught[tree], "ms_per_token": ms} for tree, ms in cost.items()]
+    where = environment(target)
+    told = {"head": head.name, "target": target.name, "machine": where.machine, "dtype": where.dtype, "threads": where.threads}
+    told |= {"plain_ms": median(taken[None]), "verify_ms": {}, "draft_ms": {}, "curve": tried, "acceptance_from": known.machine}
+    tuned = Tuned(**told, **winner(tried), measured=datetime.now(timezone.utc).isoformat(timespec="seconds"))
+    remember(key, tuned)
+    return tuned
+
+
+def _going(target: Target, head: DraftHead | None, tree: TreeShape | None = None) -> Iterator[Step]:
+    """A run whose first step is done: those that follow cost what a step costs. What it says does not matter."""
+    prompt = [token % target.vocab_size for token in range(1, FIT_PROMPT + 1)]
+    steps = 1 + FIT_ROUNDS * FIT_STEPS
+    tokens = 2 + steps * (1 + (tree.depth if tree else 0))
+    run = iter(Generation(target, head, prompt, Settings(max_new_tokens=tokens, stop_token_ids=(), **(_fields(tree) if tree else {}))))
+    next(run)
+    return run
 
 
 def tuned_for(target: Target, head: DraftHead) -> Tuned | None:

@@ -69,6 +69,11 @@ def test_the_tree_that_fits_the_machine_is_shown_with_its_curve(runs: list[Run],
     assert mark.marker.size[0] > mark.marker.size[1], "the chosen one"
     assert "3 nodes at depth 2, top-k 3: 1.50× plain decoding" in chart.words
     assert chart.figure.layout.yaxis.rangemode == "tozero"
+    remember("this one", replace(tuned, finals=[], acceptance_from="a Xeon"))  # chosen the short way
+    chart = dict(zip(WHY, draw_why(runs, Look(True)), strict=True))[name]
+    _, mark = chart.figure.data
+    assert list(mark.y) == [32.0, 31.0, 30.0, 31.0] and list(mark.marker.size) == [7, 7, 14, 7]
+    assert "1.50× plain decoding (expected: its tau is from a Xeon, only costs were measured here)" in chart.words
 
 
 def test_charts_of_nothing_are_empty_and_do_not_fail() -> None:

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import pytest
 
-from decoding import Settings, UsageError, generate
+from decoding import Settings, UsageError, generate, tuning
 from decoding import tuned as kept
 from decoding.cli import main
 from decoding.costs import verification
 from decoding.records import TreeShape
-from decoding.tuning import ROWS, _key, choose, finalists, line, reaches, rising, tune, tuned_for, winner
+from decoding.tuning import ROWS, _key, choose, finalists, fit, line, reaches, rising, tune, tuned_for, winner
 from heads import load_head
 from heads.catalogue import catalogue
 from tests.conftest import GOLDEN
@@ -116,6 +116,55 @@ def test_a_machine_that_tuned_nothing_takes_the_shipped_choice_for_its_dtype(tin
     assert load_head(folder, tiny_target).tree == TreeShape(2, 2, 3)
     kept.remember(here, kept.Tuned(**facts, depth=1, top_k=2, nodes=2))
     assert load_head(folder, tiny_target).tree == TreeShape(1, 2, 2), "its own comes first"
+
+
+def test_what_trees_catch_elsewhere_and_what_they_cost_here_choose_in_seconds(tiny_target, tmp_path, monkeypatch, capsys) -> None:
+    folder = str(GOLDEN / "hass_tiny" / "head_mid")
+    head = load_head(folder, tiny_target)
+    with pytest.raises(UsageError, match="measured nowhere"):
+        fit(tiny_target, head)
+    here = _key(tiny_target, head)
+    _, device, dtype, _, *network, _ = here.split(kept.SEPARATOR)
+    taus = {2: 1.6, 3: 9.0, 4: 2.0, 8: 2.02, 15: 2.5, 23: 3.0}  # no tree of 3 nodes is tried
+    curve = [{"depth": 2, "top_k": 5, "nodes": nodes, "tau": tau, "ms_per_token": 1.0} for nodes, tau in taus.items()]
+    facts = {"head": head.name, "target": tiny_target.name, "machine": "a Xeon", "dtype": "bfloat16", "threads": 96}
+    facts |= {"ms_per_token": 1.0, "plain_ms": 2.0, "tau": 2.0, "verify_ms": {}, "draft_ms": {}, "depth": 2, "top_k": 5, "nodes": 15}
+    other = kept.SEPARATOR.join(("a Xeon", "cpu", "bfloat16", "96", *network, "1234"))
+    same = kept.SEPARATOR.join(("a Xeon", device, dtype, "96", *network, "99"))
+    wrong = [{**point, "tau": 50.0 * point["nodes"]} for point in curve]
+    monkeypatch.setattr(kept, "SHIPPED", tmp_path / "shipped.json")
+
+    def ship(**choices: dict) -> None:
+        named = {"other": other, "same": same}
+        (tmp_path / "shipped.json").write_text(json.dumps({named[name]: {**facts, **told} for name, told in choices.items()}))
+
+    tried = []
+
+    def going(target, head, tree=None):
+        tried.append(tree.nodes if tree else 0)
+        return iter([type("Step", (), {"total_ms": float(10 * (tree.nodes + 1 if tree else 1))})()] * 99)
+
+    ship(other={"curve": wrong}, same={"curve": curve})
+    real = tuning._going
+    monkeypatch.setattr(tuning, "_going", going)
+    tuned = fit(tiny_target, head)
+    # 30 / 1.6 = 18.75 ms a token, 50 / 2.0 = 25.0, 90 / 2.02 = 44.6: more than 1.4 times the least, so nothing larger is tried
+    assert tried == [0, 2, 4, 8] and [round(point["ms_per_token"], 2) for point in tuned.curve] == [18.75, 25.0, 44.55]
+    assert (tuned.tree, tuned.tau, tuned.plain_ms, tuned.acceptance_from) == (TreeShape(2, 5, 2), 1.6, 10.0, "a Xeon")
+    assert load_head(folder, tiny_target).tree == TreeShape(2, 5, 2)
+    assert "18.8  <- chosen" in kept.told(tuned) and "tau from a Xeon" in kept.told(tuned)
+
+    monkeypatch.setattr(tuning, "_going", real)  # and with steps of this machine, from another dtype's choice
+    ship(other={"curve": curve})
+    asked = ["tune", "--quick", "--target", str(GOLDEN / "tiny_base"), "--dtype", "float32", "--head", folder]
+    assert main(asked) == 0
+    again = tuned_for(tiny_target, head)
+    assert {point["tau"] for point in again.curve} <= set(taus.values()) - {9.0} and again.tau == winner(again.curve)["tau"]
+    assert 0 < again.plain_ms < 1000 and "<- chosen" in capsys.readouterr().out
+
+    kept.remember(here, kept.Tuned(**{**facts, "nodes": 6}))  # as a whole tune on this machine leaves it
+    assert main(asked) == 2 and "its choice stays" in capsys.readouterr().err
+    assert load_head(folder, tiny_target).tree == TreeShape(2, 5, 6)
 
 
 def test_every_shipped_head_has_a_tree_for_both_dtypes_of_a_cpu() -> None:
