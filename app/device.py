@@ -122,12 +122,14 @@ class Job:
 class Device:
     """The thread that owns the device, and who waits for it."""
 
-    def __init__(self, places: int = 32) -> None:
+    def __init__(self, places: int = 32, spare: Callable[[], bool] | None = None) -> None:
         """
         Args:
             places: requests that may wait or run; further ones are refused.
+            spare: called again and again on the device's thread while nobody asks for it; does a step of something that can
+                wait, and tells whether there is more. After False it is asked again when the next job has ended.
         """
-        self.places = places
+        self.places, self.spare = places, spare
         self._changed = threading.Condition(threading.RLock())
         self._waiting: deque[Job] = deque()
         self._running: Job | None = None
@@ -208,14 +210,20 @@ class Device:
             self._thread.join(seconds)
 
     def _serve(self) -> None:
+        more = False  # for spare time
         while True:
             with self._changed:
-                while not self._waiting and not self.closed:
+                while not (self._waiting or self.closed or more):
                     self._changed.wait()
-                if not self._waiting:
+                if self.closed and not self._waiting:
                     return
-                job = self._running = self._waiting.popleft()
-                job.started = time.monotonic()
+                job = self._running = self._waiting.popleft() if self._waiting else None
+                if job is not None:
+                    job.started = time.monotonic()
+            if job is None:
+                more = self._use_spare_time()
+                continue
+            more = self.spare is not None
             try:
                 for at_once in job.work.work():
                     job.show(at_once)
@@ -226,6 +234,16 @@ class Device:
                     self._seconds.append(time.monotonic() - job.started)
                     self._running = None
                 job.end()
+
+    def _use_spare_time(self) -> bool:
+        """A step of what can wait; what fails there is not tried again."""
+        assert self.spare is not None
+        try:
+            return self.spare()
+        except Exception as error:
+            incident(error)
+            self.spare = None
+            return False
 
 
 class _Standing:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from app.log import event
 from app.offers import EMBEDDED, Offer, TargetOffer, head_offers, target_offers, this_machine
 from decoding.errors import DraftscopeError, Stopped, UsageError
 from decoding.memory import free_bytes, gigabytes
@@ -38,6 +39,7 @@ class Models:
     _loaded: str | None = None
     _heads: dict[str, "DraftHead"] = field(default_factory=dict)
     _warm: set[str] = field(default_factory=set)
+    _fitting: "Iterator[object] | None" = None
 
     def target_offers(self) -> list[TargetOffer]:
         """The targets a person sees, with the reason where one can't be chosen here."""
@@ -130,6 +132,7 @@ class Models:
         else:
             self._drop()
             self._target, self._loaded = target, source
+            self._fitting = self._fit(target) if source == self.source else None
             return
         if kept is not None and self._target is None:
             self._target, self._loaded = load_target(kept, self.device, self.dtype, tell), kept
@@ -141,7 +144,7 @@ class Models:
 
         self._heads.clear()
         self._warm.clear()
-        self._target = self._loaded = None
+        self._target = self._loaded = self._fitting = None
         release_memory()
 
     def own_offers(self) -> list[Offer]:
@@ -159,6 +162,29 @@ class Models:
 
                 self._heads[name] = load_head(name, target, progress or silent)
             return self._heads[name]
+
+    def fit_trees(self) -> bool:
+        """A step of choosing the trees that fit this machine, where those of the loaded heads are another kind of machine's and
+        what they catch is known; False: nothing is left to do."""
+        if self._fitting is not None and next(self._fitting, self) is self:
+            self._fitting = None
+        return self._fitting is not None
+
+    def _fit(self, target: "Target") -> Iterator[object]:
+        from decoding.tuning import can_fit, fitting
+
+        for offer in self.own_offers():
+            try:
+                head = self.head(offer.source, target)
+            except DraftscopeError:
+                continue  # told to who asks for it
+            if head is None or not can_fit(target, head):
+                continue
+            for tuned in fitting(target, head):
+                yield tuned
+                if tuned is not None:
+                    head.tree = tuned.tree
+                    event("fit", head=head.name, tree=list(tuned.tree), speed_up=round(tuned.speed_up, 2))
 
     def warm_up(self, name: str, target: "Target", head: "DraftHead | None") -> None:
         """A few tokens before anything is timed, once for each head."""

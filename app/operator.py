@@ -47,6 +47,9 @@ class Operator:
     max_upload_mb: int = _limit(64, "size of one uploaded file, at most")
     save_runs: Path | None = field(default=None, metadata={"words": "folder that keeps the record of every run", "type": Path})
     max_saved_mb: int = _limit(2048, "size of the records kept there, all together; the oldest give way")
+    keep_trees: bool = field(
+        default=False, metadata={"words": "keep the heads' trees: do not look, while nobody runs anything, for those that fit this machine"}
+    )
     log_prompts: bool = field(default=False, metadata={"words": "write the prompts of runs into the log"})
 
     @classmethod

@@ -91,6 +91,8 @@ def build(
     """
     operator = operator or Operator()
     device, compare = device or Device(operator.max_waiting), comparisons(models, operator, gpu)
+    if gpu is None and not operator.keep_trees:
+        device.spare = models.fit_trees
     shipped = recordings(runs)
     opening = recorded(shipped[0])[1] if shipped else notice("No recorded runs are shipped with this copy: press Run.")
     with gr.Blocks(title="Draftscope", analytics_enabled=False, fill_width=True, delete_cache=(3600, 86400)) as demo:

@@ -57,16 +57,20 @@ def remember(key: str, tuned: Tuned) -> None:
 def recall(key: str) -> Tuned | None:
     """The choice for a key of `key_of`; where this machine has none, the shipped one for the same kind of device, dtype and network
     (in float32 a row costs more, and bfloat16's trees can make a head slower than plain decoding; more training changes no cost)."""
-    own = known(_file()).get(key)
-    if own is not None:
-        return own
+    if (one := own(key)) is not None:
+        return one
     return next((one for other, one in known(SHIPPED).items() if _anywhere(other) == _anywhere(key)), None)
 
 
-def whole_tune_here(key: str) -> bool:
-    """Whether this machine holds a choice for a key that was not made the short way."""
-    own = known(_file()).get(key)
-    return own is not None and not own.acceptance_from
+def own(key: str) -> Tuned | None:
+    """The choice that was made on this very machine."""
+    return known(_file()).get(key)
+
+
+def foreign(key: str) -> bool:
+    """Whether `recall` has nothing of this kind of machine."""
+    here = key.split(SEPARATOR)[:-1]
+    return own(key) is None and not any(other.split(SEPARATOR)[:-1] == here for other in known(SHIPPED))
 
 
 def tuned_elsewhere(key: str) -> Tuned | None:

@@ -23,7 +23,7 @@ from decoding.head import DraftHead
 from decoding.prompts import Prompt
 from decoding.records import Settings, Step, TreeShape
 from decoding.target import Target
-from decoding.tuned import Tuned, key_of, recall, remember, tuned_elsewhere, whole_tune_here
+from decoding.tuned import Tuned, foreign, key_of, own, recall, remember, tuned_elsewhere
 
 DEEPEST, WIDEST = 7, 8  # of the trees that are compared; all their candidates are verified once
 WIDTHS = (1, 2, 3, 4, 5, 6, 8)
@@ -221,35 +221,52 @@ def fit(target: Target, head: DraftHead) -> Tuned:
     Raises:
         UsageError: nothing is known of what this head's trees catch, or a whole `tune` was done here already.
     """
-    key = _key(target, head)
-    if whole_tune_here(key):
+    done = own(_key(target, head))
+    if done is not None and not done.acceptance_from:
         raise UsageError(
             f"the trees of {head.name} were all run on this machine already: its choice stays (tune without --quick does it again)"
         )
-    known = tuned_elsewhere(key)
-    if known is None:
+    if tuned_elsewhere(_key(target, head)) is None:
         raise UsageError(f"what trees of {head.name} catch was measured nowhere yet: tune it without --quick")
+    *_, tuned = tqdm(fitting(target, head), unit="step", desc=f"tune {head.name}: costs", file=sys.stderr)
+    assert tuned is not None
+    return tuned
+
+
+def can_fit(target: Target, head: DraftHead) -> bool:
+    """Whether the head's tree is another kind of machine's, and `fitting` can choose one for this machine."""
+    key = _key(target, head)
+    return foreign(key) and tuned_elsewhere(key) is not None
+
+
+def fitting(target: Target, head: DraftHead) -> Iterator[Tuned | None]:
+    """`fit`, one step at each `next` (None), so that it can give way at any time; the choice, remembered, comes last."""
+    known = tuned_elsewhere(_key(target, head))
+    assert known is not None
     points = sorted((point for point in known.curve if point["nodes"] in FIT_NODES), key=lambda point: point["nodes"])
     trees = [TreeShape(*(int(point[name]) for name in ("depth", "top_k", "nodes"))) for point in points]
     caught = {tree: point["tau"] for tree, point in zip(trees, points, strict=True)}
-    plain, runs, taken = _going(target, None), {}, defaultdict(list)
+    runs: dict[TreeShape | None, Iterator[Step]] = {}
+    taken: dict[TreeShape | None, list[float]] = defaultdict(list)
     cost: dict[TreeShape, float] = {}
-    for _ in tqdm(range(FIT_ROUNDS), unit="round", desc=f"tune {head.name}: costs", file=sys.stderr):
-        taken[None] += [step.total_ms for step in islice(plain, FIT_STEPS)]
-        for tree in list(cost) or trees:
+    for _ in range(FIT_ROUNDS):
+        for tree in (None, *(list(cost) or trees)):
             if tree not in runs:
                 runs[tree] = _going(target, head, tree)
-            taken[tree] += [step.total_ms for step in islice(runs[tree], FIT_STEPS)]
-            cost[tree] = median(taken[tree]) / caught[tree]
-            if len(taken[tree]) == FIT_STEPS and cost[tree] > HOPELESS * min(cost.values()):
-                break
+            for step in islice(runs[tree], FIT_STEPS):
+                taken[tree].append(step.total_ms)
+                yield None
+            if tree is not None:
+                cost[tree] = median(taken[tree]) / caught[tree]
+                if len(taken[tree]) == FIT_STEPS and cost[tree] > HOPELESS * min(cost.values()):
+                    break
     tried = [{**tree._asdict(), "tau": caught[tree], "ms_per_token": ms} for tree, ms in cost.items()]
     where = environment(target)
     told = {"head": head.name, "target": target.name, "machine": where.machine, "dtype": where.dtype, "threads": where.threads}
     told |= {"plain_ms": median(taken[None]), "verify_ms": {}, "draft_ms": {}, "curve": tried, "acceptance_from": known.machine}
     tuned = Tuned(**told, **winner(tried), measured=datetime.now(timezone.utc).isoformat(timespec="seconds"))
-    remember(key, tuned)
-    return tuned
+    remember(_key(target, head), tuned)
+    yield tuned
 
 
 def _going(target: Target, head: DraftHead | None, tree: TreeShape | None = None) -> Iterator[Step]:

@@ -11,11 +11,12 @@ import pytest
 from app import offers
 from app.models import Models
 from app.offers import head_offers, target_offers
-from decoding import DraftscopeError, UsageError, generate, loading
+from decoding import DraftscopeError, UsageError, generate, loading, tuned
 from decoding.errors import Stopped
 from decoding.known import catalogue
 from decoding.memory import described, needs
 from decoding.records import Settings
+from decoding.tuning import _key as key_of_head
 from tests.app.tiny import GOLDEN
 
 BASE = str(GOLDEN / "tiny_base")
@@ -163,3 +164,43 @@ def test_a_target_that_can_not_be_had_drops_nothing() -> None:
     with pytest.raises(UsageError, match="unknown target"):
         models.target("nowhere-at-all")
     assert models.target(BASE) is old
+
+
+def test_trees_of_another_machine_are_chosen_anew_where_nobody_waits(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("DRAFTSCOPE_CACHE", str(tmp_path))
+    models = Models(BASE, "cpu", "float32", (str(GOLDEN / "hass_tiny" / "head_mid"), MEDUSA))
+    assert not models.fit_trees(), "nothing is loaded"
+    target = models.target(BASE)
+    name, other = models.extra_heads
+    head = models.head(name, target)
+    _, device, dtype, threads, *network, _ = key_of_head(target, head).split(tuned.SEPARATOR)
+    curve = [{"depth": 2, "top_k": 3, "nodes": nodes, "tau": tau, "ms_per_token": 1.0} for nodes, tau in ((2, 50.0), (8, 1.0))]
+    facts = {"head": head.name, "target": target.name, "dtype": dtype, "threads": 2, "ms_per_token": 1.0, "plain_ms": 2.0}
+    facts |= {"tau": 2.0, "verify_ms": {}, "draft_ms": {}, "depth": 2, "top_k": 3, "nodes": 8, "curve": curve}
+    monkeypatch.setattr(tuned, "SHIPPED", tmp_path / "shipped.json")
+
+    def ship(machine: str) -> None:
+        key = tuned.SEPARATOR.join((machine, device, dtype, threads, *network, "7"))
+        tuned.SHIPPED.write_text(json.dumps({key: {**facts, "machine": machine}}))
+
+    ship(key_of_head(target, head).split(tuned.SEPARATOR)[0])
+    assert not models.fit_trees(), "chosen on this kind of machine"
+    models._drop()
+    ship("another")
+    target = models.target(BASE)
+    head, before = models.head(name, target), models.head(other, target).tree
+    assert head.tree == (2, 3, 8)
+    steps = 1
+    while models.fit_trees():
+        steps += 1
+    assert head.tree == (2, 3, 2) and steps > 10, "step by step"
+    assert models.head(other, target).tree == before, "nothing is known of it"
+    assert tuned.recall(key_of_head(target, head)).acceptance_from == "another" and not models.fit_trees()
+    (tmp_path / "tuned.json").unlink()
+    models._drop()
+    models.target(BASE)
+    assert models.fit_trees()
+    gone = weakref.ref(models._target)
+    models._drop()  # as for another target
+    gc.collect()
+    assert gone() is None and not models.fit_trees()

@@ -89,6 +89,50 @@ def test_work_that_breaks_does_not_take_the_device_along() -> None:
     device.close()
 
 
+def test_spare_time_is_used_a_step_at_a_time_and_gives_way() -> None:
+    spent, more = [], threading.Event()
+
+    def spare() -> bool:
+        spent.append(threading.current_thread().name)
+        return not more.wait(0.01)
+
+    device = Device(spare=spare)
+    time.sleep(0.05)
+    assert not spent, "the device is not there before it is asked for"
+    first = Held()
+    job = device.submit(first)
+    assert first.begun.wait(5) and not spent, "a visitor waited"
+    job.stop()
+    wait_until(lambda: len(spent) > 3)
+    assert device.requests == 0 and set(spent) == {"device"}
+    second = Held()
+    job = device.submit(second)
+    assert second.begun.wait(5)
+    before = len(spent)
+    time.sleep(0.1)
+    assert len(spent) == before, "spare work goes on beside a visitor's"
+    more.set()
+    job.stop()
+    wait_until(lambda: len(spent) == before + 1)
+    time.sleep(0.1)
+    assert len(spent) == before + 1, "asked again where nothing was left"
+    device.close()
+    assert not device._thread.is_alive()
+
+
+def test_spare_work_that_breaks_is_not_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    device = Device(spare=lambda: 1 / 0)
+    for _ in range(2):
+        work = Held()
+        job = device.submit(work)
+        assert work.begun.wait(5)
+        job.stop()
+        assert job.ended.wait(5)
+    wait_until(lambda: device.spare is None)
+    assert caplog.text.count("ZeroDivisionError: ") == 1
+    device.close()
+
+
 def cut_short(server: Server, held_target: threading.Event, go: Callable[[], object]) -> Run:
     """What is kept of the run that has the device when its visitor goes, while the target computes a step."""
 
