@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from decoding.records import AUTOREGRESSIVE
+
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 README = RESULTS.parent.parent / "README.md"
 MARKS = "<!-- results: python -m app.results -->", "<!-- end of results -->"
@@ -60,6 +62,15 @@ def _per_depth(values: Sequence[float | None]) -> str:
     return ", ".join(_number(value) for value in values)
 
 
+def _ratio(found: Mapping[str, Any] | None) -> str:
+    """With its interval, where the record has one; "~": it holds 1, no difference was measured."""
+    if found is None:
+        return "–"
+    if "low" not in found:
+        return _number(found["ratio"])
+    return f"{found['ratio']:.2f} [{found['low']:.2f}, {found['high']:.2f}]" + ("" if found["differs"] else " ~")
+
+
 def _tree(tree: Mapping[str, int] | None) -> str:
     return "{depth}/{top_k}/{nodes}".format(**tree) if tree else "–"
 
@@ -69,27 +80,41 @@ Drawing = tuple[str, Sequence[str], Iterator[Sequence[str]]]
 
 def _evaluation(told: Mapping[str, Any]) -> Drawing:
     heads = told["heads"]
-    sets = list(next(iter(heads.values()))["per_set"])
+    first = next(iter(heads))
+    sets = list(heads[first]["per_set"])
 
     def rows() -> Iterator[Sequence[str]]:
         for name, entry in heads.items():
             per_set = [_number(entry["per_set"][one]["mean_acceptance_length"]) for one in sets]
             mean = _number(entry["mean_acceptance_length"])
             given, overlap = _per_depth(entry["conditional_acceptance"]), _per_depth(entry["overlap_by_depth"])
-            yield f"`{name}`", mean, *per_set, given, overlap, _tree(entry["tree"])
+            over = _ratio(entry.get("tau_over", {}).get(first))
+            yield f"`{name}`", mean, over, *per_set, given, overlap, _tree(entry["tree"])
 
-    names = ("head", "tau", *(f"tau, {one}" for one in sets), "accepted at depth 1, 2, ... given the depth before")
+    names = (
+        "head",
+        "tau",
+        f"times that of `{first}` [95 % over prompts]",
+        *(f"tau, {one}" for one in sets),
+        "accepted at depth 1, 2, ... given the depth before",
+    )
     return "Acceptance", (*names, "overlap by depth", "tree (depth/top-k/nodes)"), rows()
 
 
 def _bench(told: Mapping[str, Any]) -> Drawing:
     def rows() -> Iterator[Sequence[str]]:
         for name, entry in told["methods"].items():
-            speed = entry["speed_up"]
-            ratio = f"{speed['ratio']:.2f} [{speed['low']:.2f}, {speed['high']:.2f}]"
+            speed = "1" if name == AUTOREGRESSIVE else _ratio(entry["speed_up"])
             phases, rate = entry.get("phase_ms_per_step", {}), entry["tokens_per_second"]["median"]
             costs = (_number(phases.get(phase), ".1f") for phase in ("draft", "verify"))
-            yield f"`{name}`", _number(rate, ".1f"), ratio, _number(entry.get("mean_acceptance_length")), *costs, _tree(entry.get("tree"))
+            yield (
+                f"`{name}`",
+                _number(rate, ".1f"),
+                speed,
+                _number(entry.get("mean_acceptance_length")),
+                *costs,
+                _tree(entry.get("tree")),
+            )
 
     costs = ("draft ms per step", "verify ms per step", "tree (depth/top-k/nodes)")
     names = ("method", "tokens/s", "speed-up over plain decoding [95 % over prompts]", "tau", *costs)
@@ -97,20 +122,15 @@ def _bench(told: Mapping[str, Any]) -> Drawing:
 
 
 def _ablation(told: Mapping[str, Any]) -> Drawing:
-    taus = {(row["family"], row["layers"], row["adversary"]): row["tau"] for row in told["rows"]}
-
-    def gain(key: tuple[str, int, float], against: tuple[str, int, float]) -> str:
-        return f"{taus[key] / taus[against] - 1:+.1%}" if against in taus and key != against else "–"
-
     def rows() -> Iterator[Sequence[str]]:
         for row in told["rows"]:
-            family, layers, adversary = key = (row["family"], row["layers"], row["adversary"])
-            layers_part, adversary_part = gain(key, (family, 1, adversary)), gain(key, (family, layers, 0.0))
-            facts = (family, str(layers), f"{adversary:g}", f"{row['tokens_seen']:,}", _per_depth(row["held_out"]["top1"]))
-            yield *facts, _number(row["tau"]), layers_part, adversary_part
+            facts = (row["family"], str(row["layers"]), f"{row['adversary']:g}", f"{row['tokens_seen']:,}")
+            due = (_ratio(row[f"due_to_{part}"]) for part in ("layers", "adversary"))
+            yield *facts, _per_depth(row["held_out"]["top1"]), _number(row["held_out"]["chain"]), _number(row["tau"]), *due
 
-    names = ("family", "K", "lambda", "tokens seen", "held-out top-1 by step", "tau", "due to layers", "due to the adversary")
-    return "KOALA's two ingredients apart, at equal training tokens", names, rows()
+    names = ("family", "K", "lambda", "tokens seen", "held-out top-1 by step", "held-out chain", "tau")
+    due = ("tau times that of K = 1 [95 % over prompts]", "tau times that without adversary [95 % over prompts]")
+    return "KOALA's two ingredients apart, at equal training tokens", (*names, *due), rows()
 
 
 DRAWN: dict[str, Callable[[Mapping[str, Any]], Drawing]] = {

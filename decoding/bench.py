@@ -4,7 +4,6 @@ Every speed-up is a ratio measured here. Its 95 % interval comes from resampling
 interval holds 1, the table says that there is no difference.
 """
 
-import random
 import statistics
 import sys
 import time
@@ -26,6 +25,7 @@ from decoding.metrics import PHASES, Metrics, lossless, measure
 from decoding.prompts import Prompt
 from decoding.records import AUTOREGRESSIVE, Run, Settings
 from decoding.reports import heading
+from decoding.resampling import Amounts, interval, ratio
 from decoding.target import Target
 
 try:
@@ -34,7 +34,6 @@ except ImportError:  # Windows
     resource = None  # type: ignore[assignment]
 
 PEERS = {"transformers": {}, "transformers, prompt lookup": {"prompt_lookup_num_tokens": 10}}
-RESAMPLES = 2000
 
 
 @dataclass
@@ -42,6 +41,7 @@ class Sample:
     """One method on one prompt, once: tokens of the decode steps and their time (prefill apart where it can be told)."""
 
     method: str
+    number: int  # of the prompt: two files may use the same ids
     prompt: str
     source: str
     repeat: int
@@ -92,7 +92,7 @@ def bench(
                 for name in names[turn:] + names[:turn]:
                     bar.set_postfix_str(f"{name}, {prompt.id}", refresh=False)
                     tokens, milliseconds, run = methods[name](prompt)
-                    samples.append(Sample(name, prompt.id, prompt.source, repeat, tokens, milliseconds, run))
+                    samples.append(Sample(name, number, prompt.id, prompt.source, repeat, tokens, milliseconds, run))
                     if run:
                         on_run(run)
                     bar.update()
@@ -153,11 +153,11 @@ def _results(
         rates = [_rate([sample for sample in own if sample.repeat == repeat]) for repeat in range(repeats)]
         entry: dict[str, Any] = {
             "tokens_per_second": {"median": statistics.median(rates), "min": min(rates), "max": max(rates)},
-            "speed_up": _ratio(own, plain),
+            "speed_up": ratio(_per_prompt(own), _per_prompt(plain)),
         }
         for peer in PEERS:
             if peer in by_method and name not in PEERS:
-                entry.setdefault("speed_up_over", {})[peer] = _ratio(own, by_method[peer])
+                entry.setdefault("speed_up_over", {})[peer] = ratio(_per_prompt(own), _per_prompt(by_method[peer]))
         runs = [sample.run for sample in own if sample.run]
         if runs:
             entry |= _figures(measure(runs))
@@ -201,36 +201,20 @@ def _rate(samples: list[Sample]) -> float:
     return 1000 * sum(sample.tokens for sample in samples) / max(sum(sample.decode_ms for sample in samples), 1e-9)
 
 
-def _ratio(own: list[Sample], base: list[Sample]) -> dict[str, Any]:
-    """Tokens per second over those of `base`, with a 95 % interval over resampled prompts."""
-    mine, theirs = _per_prompt(own), _per_prompt(base)
-    names = list(mine)
-    draw = random.Random(0)
-
-    def ratio(chosen: list[str]) -> float:
-        tokens, milliseconds = (sum(mine[name][i] for name in chosen) for i in (0, 1))
-        base_tokens, base_milliseconds = (sum(theirs[name][i] for name in chosen) for i in (0, 1))
-        return (tokens / max(milliseconds, 1e-9)) / max(base_tokens / max(base_milliseconds, 1e-9), 1e-9)
-
-    spread = sorted(ratio(draw.choices(names, k=len(names))) for _ in range(RESAMPLES))
-    low, high = spread[int(0.025 * RESAMPLES)], spread[int(0.975 * RESAMPLES)]
-    return {"ratio": ratio(names), "low": low, "high": high, "differs": own is not base and not low <= 1 <= high}
-
-
-def _per_prompt(samples: list[Sample]) -> dict[str, tuple[int, float]]:
-    """Per prompt: tokens and the median time over the repeats."""
-    out = {}
-    for name in dict.fromkeys(sample.prompt for sample in samples):
-        same = [sample for sample in samples if sample.prompt == name]
-        out[name] = (same[0].tokens, statistics.median(sample.decode_ms for sample in same))
+def _per_prompt(samples: list[Sample]) -> Amounts:
+    """Tokens and the median time over the repeats, in the prompts' order."""
+    out = []
+    for number in sorted({sample.number for sample in samples}):
+        same = [sample for sample in samples if sample.number == number]
+        out.append((same[0].tokens, statistics.median(sample.decode_ms for sample in same)))
     return out
 
 
 def _lossless(own: list[Sample], plain: list[Sample]) -> dict[str, Any]:
     """How many outputs equal plain decoding's, and the first divergences (greedy)."""
-    reference = {sample.prompt: sample.run for sample in plain if sample.repeat == 0}
+    reference = {sample.number: sample.run for sample in plain if sample.repeat == 0}
     firsts = [sample for sample in own if sample.repeat == 0]
-    found = [(sample.prompt, lossless(sample.run, reference[sample.prompt])) for sample in firsts]
+    found = [(sample.prompt, lossless(sample.run, reference[sample.number])) for sample in firsts]
     return {
         "equal": sum(result.equal for _, result in found),
         "of": len(found),
@@ -267,9 +251,7 @@ def table(results: dict[str, Any]) -> str:
     ]
     for name, entry in results["methods"].items():
         rate, speed = entry["tokens_per_second"], entry["speed_up"]
-        told = "1 (it is the baseline)" if name == AUTOREGRESSIVE else f"{speed['ratio']:.2f} [{speed['low']:.2f}-{speed['high']:.2f}]"
-        if name != AUTOREGRESSIVE and not speed["differs"]:
-            told += " ~"
+        told = "1 (it is the baseline)" if name == AUTOREGRESSIVE else interval(speed)
         line = f"{name:<28} {rate['median']:>6.1f} ({rate['min']:.1f}-{rate['max']:.1f})".ljust(52) + f"{told:<24} "
         if "steps" in entry:
             tree = "-" if not entry["tree"] else "{depth}/{top_k}/{nodes}".format(**entry["tree"])

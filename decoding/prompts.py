@@ -1,6 +1,7 @@
 """Prompt files: JSON lines {"id", "category", "turns": [...]}."""
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,8 +27,11 @@ def read_prompts(paths: list[Path], limit: int | None = None) -> list[Prompt]:
     """The prompts of some files, the first `limit` of each.
 
     Raises:
-        UsageError: a file that can't be read, holds no prompts, or has a line of another kind (named).
+        UsageError: a file that can't be read, holds no prompts, or has a line of another kind (named); two files of one name.
     """
+    twice = [stem for stem, times in Counter(path.stem for path in paths).items() if times > 1]
+    if twice:
+        raise UsageError(f"two prompt files are called {twice[0]}: figures are told by name, so give one of them another")
     prompts: list[Prompt] = []
     for path in paths:
         try:

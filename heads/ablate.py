@@ -12,6 +12,7 @@ from decoding.errors import UsageError
 from decoding.prompts import Prompt
 from decoding.records import Settings
 from decoding.reports import heading, where
+from decoding.resampling import interval, ratio
 from decoding.target import Target
 from decoding.written import save
 from heads.evaluate import evaluate
@@ -75,10 +76,12 @@ def ablate(
                 "held_out": told["results"]["held_out"],
                 "tree": found["tree"],
                 "tau": found["mean_acceptance_length"],
+                "tokens_and_steps": found["tokens_and_steps"],
                 "tau_per_set": {name: own["mean_acceptance_length"] for name, own in found["per_set"].items()},
                 "draft_ms_per_step": found["draft_ms_per_step"],
             }
         )
+    _share_parts(rows)
     result = {
         **heading("ablation", "heads", target, settings),
         "prompts": len(prompts),
@@ -101,19 +104,28 @@ def _finished(folder: Path, recipe: Recipe) -> bool:
     return same and (recipe.tokens is None or told["tokens_seen"] >= recipe.tokens)
 
 
+def _share_parts(rows: Sequence[dict[str, Any]]) -> None:
+    """Add to every row the ratio of its tau that is due to its layers (against one layer, same lambda) and to its adversary
+    (against none, same layers); None where there is nothing to compare it with."""
+    found = {(row["family"], row["layers"], row["adversary"]): row for row in rows}
+
+    def over(row: dict[str, Any], base: dict[str, Any] | None) -> dict[str, Any] | None:
+        return None if base is None or base is row else ratio(row["tokens_and_steps"], base["tokens_and_steps"])
+
+    for (family, k, weight), row in found.items():
+        row["due_to_layers"], row["due_to_adversary"] = over(row, found.get((family, 1, weight))), over(row, found.get((family, k, 0.0)))
+
+
 def table(result: dict[str, Any]) -> str:
     """The result as text: every row, and beside its tau what the layers and what the adversary changed."""
-    rows = {(row["family"], row["layers"], row["adversary"]): row for row in result["rows"]}
     lines = [
         where(result),
-        f"{'family':<8} {'K':>2} {'lambda':>6} {'tokens':>10} {'top-1 by step':<32} {'tau':>5} {'layers':>8} {'adversary':>9}",
+        f"{'family':<8} {'K':>2} {'lambda':>6} {'tokens':>10} {'top-1 by step':<32} {'tau':>5}  {'layers [95 %]':<20} adversary [95 %]",
     ]
-    for (family, k, weight), row in rows.items():
-        parts = [_gain(row, rows.get((family, 1, weight))) if k > 1 else "", _gain(row, rows.get((family, k, 0.0))) if weight else ""]
+    for row in result["rows"]:
+        told = [interval(part) if part else "" for part in (row["due_to_layers"], row["due_to_adversary"])]
         top1 = " ".join(f"{value:.3f}" for value in row["held_out"]["top1"])
-        lines.append(f"{family:<8} {k:>2} {weight:>6g} {row['tokens_seen']:>10,} {top1:<32} {row['tau']:>5.2f} {parts[0]:>8} {parts[1]:>9}")
+        start = "{family:<8} {layers:>2} {adversary:>6g} {tokens_seen:>10,}".format(**row)
+        lines.append(f"{start} {top1:<32} {row['tau']:>5.2f}  {told[0]:<20} {told[1]}".rstrip())
+    lines.append("Times tau without that part. ~ = the interval holds 1: no difference was measured.")
     return "\n".join(lines)
-
-
-def _gain(row: dict[str, Any], against: dict[str, Any] | None) -> str:
-    return f"{row['tau'] / against['tau'] - 1:+.1%}" if against else ""

@@ -12,6 +12,7 @@ from decoding.metrics import measure
 from decoding.prompts import Prompt
 from decoding.records import Run, Settings, Step
 from decoding.reports import heading, where
+from decoding.resampling import interval, ratio
 from decoding.target import Target
 
 WARM_UP = 3  # steps that are not counted: the first ones of a process are slow
@@ -21,32 +22,54 @@ def evaluate(target: Target, heads: list[DraftHead], prompts: list[Prompt], sett
     """Run every head on every prompt.
 
     Returns:
-        JSON-ready figures per head, in all and per prompt file.
+        JSON-ready figures per head, in all and per prompt file; `tau_over` is tau's ratio to that of every head before it.
     """
-    out: dict[str, Any] = {}
+    runs: dict[str, list[Run]] = {}
     with tqdm(total=len(heads) * len(prompts), unit="run", desc="evaluate", file=sys.stderr) as bar:
         for head in heads:
             for _ in islice(Generation(target, head, prompts[0].text, settings, drift=True), WARM_UP):
                 pass
-            runs: dict[str, list[Run]] = {}
+            runs[head.name] = []
             for prompt in prompts:
                 generation = Generation(target, head, prompt.text, settings, drift=True)
                 for _ in generation:
                     pass
-                runs.setdefault(prompt.source, []).append(generation.run)
+                runs[head.name].append(generation.run)
                 bar.update()
-            every = [run for own in runs.values() for run in own]
-            out[head.name] = {
-                "head": head.info.model_dump(),
-                "tree": every[0].settings.tree._asdict(),
-                **figures(every),
-                "per_set": {source: figures(own) for source, own in runs.items()},
-            }
+    sources = list(dict.fromkeys(prompt.source for prompt in prompts))
+    parts = {
+        source: {name: [run for run, prompt in zip(own, prompts, strict=True) if prompt.source == source] for name, own in runs.items()}
+        for source in sources
+    }
     return {
         **heading("evaluation", "heads", target, settings),
         "prompts": len(prompts),
-        "heads": out,
+        "heads": {
+            head.name: {
+                "head": head.info.model_dump(),
+                "tree": runs[head.name][0].settings.tree._asdict(),
+                **_beside(runs, head.name),
+                "per_set": {source: _beside(part, head.name) for source, part in parts.items()},
+            }
+            for head in heads
+        },
     }
+
+
+def _beside(runs: dict[str, list[Run]], name: str) -> dict[str, Any]:
+    """A head's figures, and its tau over that of every head before it."""
+    before = list(runs)[: list(runs).index(name)]
+    counted = {one: tokens_and_steps(runs[one]) for one in (*before, name)}
+    return {
+        **figures(runs[name]),
+        "tokens_and_steps": counted[name],
+        "tau_over": {one: ratio(counted[name], counted[one]) for one in before},
+    }
+
+
+def tokens_and_steps(runs: list[Run]) -> list[tuple[int, int]]:
+    """What tau is made of, run by run (see `Metrics.mean_acceptance_length`)."""
+    return [(total.steps + total.accepted, total.steps) for total in map(measure, runs)]
 
 
 def figures(runs: list[Run]) -> dict[str, Any]:
@@ -101,5 +124,8 @@ def table(results: dict[str, Any]) -> str:
         told = "  ".join(f"{'-':>5}" if value is None else f"{value:>5.2f}" for value in cells)
         lines.append(f"{name:<16} {tree:<9} {told}  {entry['draft_ms_per_step']:>8.1f}  {given}")
         sets = "; ".join(f"{source} {own['mean_acceptance_length']:.2f}" for source, own in entry["per_set"].items() if own["steps"])
+        if over := entry["tau_over"]:
+            told = ", ".join(f"{interval(found)} of {base}'s" for base, found in over.items())
+            lines.append(f"{'':<16} tau is {told} [95 %; ~ = no difference was measured]")
         lines.append(f"{'':<16} tau by set: {sets}; overlap by depth: {' '.join(f'{v:.2f}' for v in entry['overlap_by_depth'])}")
     return "\n".join(lines)

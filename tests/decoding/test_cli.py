@@ -110,6 +110,21 @@ def test_bench_measures_every_method_on_the_same_prompts(models, tmp_path, capsy
     assert "hass" in printed and "bonus included" in printed
 
 
+def test_prompts_are_told_apart_where_two_files_use_the_same_ids(models, tmp_path, capsys) -> None:
+    (tmp_path / "more").mkdir()
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl", tmp_path / "more" / "a.jsonl"]
+    for path, text in zip(files, ("the little world", "now you see how good", "the"), strict=True):
+        path.write_text(json.dumps({"id": 1, "category": "test", "turns": [text]}))
+    common = ["bench", "--target", models["target"], "--device", "cpu", "--dtype", "float32", "--head", models["hass"]]
+    out = tmp_path / "results.json"
+    assert main([*common, "--max-new-tokens", "16", "--out", str(out), "--prompts", *map(str, files[:2])]) == 0
+    hass = json.loads(out.read_text())["methods"]["hass"]
+    assert hass["lossless"] == {"equal": 2, "of": 2, "divergences": []}  # each beside plain decoding of its own prompt
+    assert hass["speed_up"]["low"] < hass["speed_up"]["high"]  # two prompts were drawn from, not one
+    assert main([*common, "--prompts", str(files[0]), str(files[2])]) == 2
+    assert "two prompt files are called a" in capsys.readouterr().err
+
+
 def test_peak_memory_is_known_on_windows_too(monkeypatch) -> None:
     process = SimpleNamespace(memory_info=lambda: SimpleNamespace(peak_wset=3 << 20))
     monkeypatch.setattr(bench, "resource", None)
@@ -146,7 +161,11 @@ def test_evaluate_tells_acceptance_agreement_and_overlap(models, tmp_path, capsy
     for entry in heads.values():
         assert 0 < entry["top1_agreement"] <= entry["top4_agreement"] <= 1
         assert all(0 < value <= 1.0001 for value in entry["overlap_by_depth"])
-    assert "tau by set" in capsys.readouterr().out
+    over = heads["eagle"]["tau_over"]["hass"]
+    assert heads["hass"]["tau_over"] == {} and over["low"] <= over["ratio"] <= over["high"]
+    assert over["ratio"] == pytest.approx(heads["eagle"]["mean_acceptance_length"] / heads["hass"]["mean_acceptance_length"])
+    printed = capsys.readouterr().out
+    assert "tau by set" in printed and f"tau is {over['ratio']:.2f} [" in printed
 
 
 def test_train_and_synthesize_refuse_bad_input(models, tmp_path, capsys) -> None:

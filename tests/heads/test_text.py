@@ -202,9 +202,13 @@ def test_an_ablation_trains_each_combination_once_and_tells_what_each_part_chang
     rows = {(row["family"], row["layers"], row["adversary"]): row for row in result["rows"]}
     assert set(rows) == {(family, k, weight) for family in ("eagle", "medusa") for k in (1, 2) for weight in (0.0, 0.1)}
     assert len({row["tokens_seen"] for row in rows.values()}) == 1 and all(row["tau"] >= 1 for row in rows.values())
+    for (family, k, weight), row in rows.items():  # each part against the row that lacks it, and nothing else
+        for part, base in (("layers", (family, 1, weight)), ("adversary", (family, k, 0.0))):
+            due = row[f"due_to_{part}"]
+            assert due is None if base == (family, k, weight) else due["ratio"] == pytest.approx(row["tau"] / rows[base]["tau"])
     assert "8 of 8" in capsys.readouterr().err
     assert main([*command, "--adversaries", "0"]) == 0
     out, err = capsys.readouterr()
     assert "1 of" not in err  # nothing is trained twice
-    assert f"{rows['eagle', 2, 0.0]['tau'] / rows['eagle', 1, 0.0]['tau'] - 1:+.1%}" in out
+    assert f"{rows['eagle', 2, 0.0]['tau'] / rows['eagle', 1, 0.0]['tau']:.2f} [" in out
     assert main([*command, "--families", "hass"]) == 2 and "possible are eagle and medusa" in capsys.readouterr().err
