@@ -1,5 +1,6 @@
 """What the papers report, beside what was measured here. Every figure with its source and hardware."""
 
+import re
 from collections.abc import Sequence
 from html import escape
 
@@ -64,12 +65,12 @@ def _measured(runs: Sequence[Run]) -> str:
 
 def _shipped_results() -> str:
     def named(row: Sequence[str]) -> tuple[str, ...]:
-        """With the name that the page gives a method, where the row begins with one."""
-        key = row[0].strip("`")
-        return (lane_label(key, None) if key in METHODS else key, *row[1:])
+        """With the names that the page gives to methods, which stand between backticks."""
+        return tuple(re.sub(r"`([^`]+)`", lambda key: lane_label(key[1], None) if key[1] in METHODS else key[1], cell) for cell in row)
 
     return "".join(
-        _table(f"{one.title}. {one.where}", [named(row) for row in one.rows], one.names, one.command) for one in results.tables()
+        _table(f"{one.title}. {one.where}. {one.note}".strip(), [named(row) for row in one.rows], named(one.names), one.command)
+        for one in results.tables()
     )
 
 

@@ -10,6 +10,8 @@ from decoding.records import AUTOREGRESSIVE
 
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 README = RESULTS.parent.parent / "README.md"
+UNTOLD = " ~"
+NOTE = "~: the interval holds 1, no difference was measured."
 MARKS = "<!-- results: python -m app.results -->", "<!-- end of results -->"
 
 
@@ -27,7 +29,13 @@ class Table:
         """As the README shows it."""
         lines = [self.names, ["---"] * len(self.names), *self.rows]
         told = "\n".join(f"| {' | '.join(row)} |" for row in lines)
-        return f"**{self.title}.** {self.where}. Command: `{self.command}`\n\n{told}"
+        note = f" {self.note}" if self.note else ""
+        return f"**{self.title}.** {self.where}.{note} Command: `{self.command}`\n\n{told}"
+
+    @property
+    def note(self) -> str:
+        """What a mark in the rows means, where one is there."""
+        return NOTE if any(cell.endswith(UNTOLD) for row in self.rows for cell in row) else ""
 
 
 def tables(folder: Path = RESULTS) -> list[Table]:
@@ -59,16 +67,16 @@ def _number(value: float | None, form: str = ".2f") -> str:
 
 
 def _per_depth(values: Sequence[float | None]) -> str:
-    return ", ".join(_number(value) for value in values)
+    return ", ".join(_number(value) for value in values) or "–"
 
 
 def _ratio(found: Mapping[str, Any] | None) -> str:
-    """With its interval, where the record has one; "~": it holds 1, no difference was measured."""
+    """With its interval, where the record has one, and `UNTOLD` where that holds 1."""
     if found is None:
         return "–"
     if "low" not in found:
         return _number(found["ratio"])
-    return f"{found['ratio']:.2f} [{found['low']:.2f}, {found['high']:.2f}]" + ("" if found["differs"] else " ~")
+    return f"{found['ratio']:.2f} [{found['low']:.2f}, {found['high']:.2f}]" + ("" if found["differs"] else UNTOLD)
 
 
 def _tree(tree: Mapping[str, int] | None) -> str:

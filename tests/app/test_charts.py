@@ -107,3 +107,6 @@ def test_papers_panel_names_source_and_hardware(runs: list[Run]) -> None:
     assert shown
     for table in shown:  # what was measured, where, when and by which command
         assert all(escape(part) in told for part in (table.title, table.where, table.command)) and table.rows
+        assert all(cell for row in table.rows for cell in row)
+    assert "`" not in told and "times that of EAGLE " in told  # the page's own names, not the README's marks
+    assert (results.UNTOLD in told) and results.NOTE in told
