@@ -135,9 +135,9 @@ def _bench(arguments: argparse.Namespace) -> None:
     for head in heads:
         settings.resolved(head.tree)  # contradictions are told before anything is measured
     results = bench(target, heads, prompts, settings, repeats=arguments.repeats, warmup=arguments.warmup, peers=arguments.peers)
+    print(table(results))  # first: a full disk takes the file, not the figures
     if arguments.out:
         save(results, arguments.out)
-    print(table(results))
 
 
 def _tune(arguments: argparse.Namespace) -> None:
@@ -226,7 +226,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     tune.add_argument(
         "--quick", action="store_true", help="measure only what trees cost here; what they catch is known of the shipped heads"
     )
-    tune.add_argument("--limit", type=int, default=8, help="only the first N prompts of each file (default: %(default)s)")
+    tune.add_argument("--limit", type=_count, default=8, help="only the first N prompts of each file (default: %(default)s)")
     _add_draft_vocab(tune)
     tune.set_defaults(function=_tune)
 

@@ -101,9 +101,9 @@ def _evaluate(arguments: argparse.Namespace) -> None:
     from heads.evaluate import evaluate, table
 
     results = evaluate(target, load_heads(arguments.head, target), prompts, settings)
+    print(table(results))
     if arguments.out:
         save(results, arguments.out)
-    print(table(results))
 
 
 def _ablate(arguments: argparse.Namespace) -> None:

@@ -13,6 +13,8 @@ from safetensors.torch import load_file, save_file
 
 from decoding import Run, bench
 from decoding.cli import main
+from decoding.errors import DraftscopeError
+from decoding.written import save
 from heads.cli import main as heads_main
 from tests.app.tiny import tiny_head, tiny_target
 
@@ -67,6 +69,7 @@ def test_run_prints_the_answer_and_writes_the_record(models, tmp_path, capsys) -
         (["--prompt", "the", "--threads", "0"], "--threads is at least 1"),
         (["--prompt", "the", "--trace", "/tmp"], "/tmp is a folder: name the file to be written"),
         (["--prompt", "the", "--trace", "/dev/null/run.json"], "is below something that is not a folder"),
+        (["--prompt", "the", "--trace", "/proc/no/run.json"], "/proc/no/run.json can't be written: No such file"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(models, capsys, extra, message) -> None:
@@ -134,7 +137,14 @@ def test_peak_memory_is_known_on_windows_too(monkeypatch) -> None:
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [(None, "can't be read"), ("", "is empty"), ("{}\n", "line 1 is not a prompt"), ('{"id": 1, "turns": []}\n', "line 1 is not a prompt")],
+    [
+        (None, "can't be read"),
+        ("", "is empty"),
+        ("{}\n", "line 1 is not a prompt"),
+        ('{"id": 1}\n', "it has no 'turns'"),
+        ("[1]\n", "line 1 is not a prompt"),
+        ('{"id": 1, "turns": []}\n', "line 1 is not a prompt"),
+    ],
 )
 def test_bad_prompt_files(models, tmp_path, capsys, text, message) -> None:
     path = tmp_path / "bad.jsonl"
@@ -142,6 +152,15 @@ def test_bad_prompt_files(models, tmp_path, capsys, text, message) -> None:
         path.write_text(text)
     assert main(["bench", "--target", models["target"], "--prompts", str(path)]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_result_that_the_disk_has_no_room_for_is_one_line(monkeypatch, tmp_path) -> None:
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("decoding.written.os.replace", full)
+    with pytest.raises(DraftscopeError, match=r"can't be written to .*: No space left on device"):
+        save({}, tmp_path / "result.json")
 
 
 def test_results_that_can_not_be_written_are_refused_before_the_work(models, tmp_path, capsys) -> None:
