@@ -69,8 +69,7 @@ def _shipped_results() -> str:
         return tuple(re.sub(r"`([^`]+)`", lambda key: lane_label(key[1], None) if key[1] in METHODS else key[1], cell) for cell in row)
 
     return "".join(
-        _table(f"{one.title}. {one.where}. {one.note}".strip(), [named(row) for row in one.rows], named(one.names), one.command)
-        for one in results.tables()
+        _table(f"{one.title}. {one.where}", [named(row) for row in one.rows], named(one.names), one.command) for one in results.tables()
     )
 
 

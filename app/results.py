@@ -7,17 +7,16 @@ from pathlib import Path
 from typing import Any
 
 from decoding.records import AUTOREGRESSIVE
+from decoding.resampling import NOTE, UNTOLD
 
 RESULTS = Path(__file__).resolve().parent.parent / "assets" / "results"
 README = RESULTS.parent.parent / "README.md"
-UNTOLD = " ~"
-NOTE = "~: the interval holds 1, no difference was measured."
 MARKS = "<!-- results: python -m app.results -->", "<!-- end of results -->"
 
 
 @dataclass(frozen=True)
 class Table:
-    """A table, and where, when and by which command it was measured."""
+    """A table, where, when and by which command it was measured, and what marks in it mean."""
 
     title: str
     where: str
@@ -29,13 +28,7 @@ class Table:
         """As the README shows it."""
         lines = [self.names, ["---"] * len(self.names), *self.rows]
         told = "\n".join(f"| {' | '.join(row)} |" for row in lines)
-        note = f" {self.note}" if self.note else ""
-        return f"**{self.title}.** {self.where}.{note} Command: `{self.command}`\n\n{told}"
-
-    @property
-    def note(self) -> str:
-        """What a mark in the rows means, where one is there."""
-        return NOTE if any(cell.endswith(UNTOLD) for row in self.rows for cell in row) else ""
+        return f"**{self.title}.** {self.where}. Command: `{self.command}`\n\n{told}"
 
 
 def tables(folder: Path = RESULTS) -> list[Table]:
@@ -46,7 +39,9 @@ def tables(folder: Path = RESULTS) -> list[Table]:
         draw = DRAWN.get(told.get("schema", "").partition("/")[0])
         if draw is not None:
             title, names, rows = draw(told)
-            out.append(Table(title, _where(told), told["command"], tuple(names), tuple(tuple(row) for row in rows)))
+            cells = tuple(tuple(row) for row in rows)
+            mark = f"; {NOTE}" if any(cell.endswith(UNTOLD) for row in cells for cell in row) else ""
+            out.append(Table(title, _where(told) + mark, told["command"], tuple(names), cells))
     return out
 
 

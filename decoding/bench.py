@@ -25,7 +25,7 @@ from decoding.metrics import PHASES, Metrics, lossless, measure
 from decoding.prompts import Prompt
 from decoding.records import AUTOREGRESSIVE, Run, Settings
 from decoding.reports import heading
-from decoding.resampling import Amounts, interval, ratio
+from decoding.resampling import NOTE, Amounts, interval, ratio
 from decoding.target import Target
 
 try:
@@ -267,5 +267,5 @@ def table(results: dict[str, Any]) -> str:
             given = " ".join("-" if value is None else f"{value:.2f}" for value in entry["conditional_acceptance"])
             sets = ", ".join(f"{s} {f['mean_acceptance_length']:.2f}" for s, f in entry["per_set"].items() if f["steps"])
             lines.append(f"{name}: accepted at depth 1, 2, ...: {share}; given the depth before: {given}; tau by set: {sets}")
-    lines.append("tau = tokens per step, bonus included. ~ = the interval holds 1: no difference was measured.")
+    lines.append(f"tau = tokens per step, bonus included. {NOTE}.")
     return "\n".join(lines)

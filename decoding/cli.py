@@ -7,13 +7,14 @@ from pathlib import Path
 
 from decoding.errors import DraftscopeError, UsageError
 from decoding.records import Settings
-from decoding.written import check_place, save
+from decoding.written import check_place, save, writing
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
 EXAMPLES = Path(__file__).resolve().parent.parent / "assets" / "prompts" / "examples.jsonl"
 
 
-def _count(text: str) -> int:
+def count(text: str) -> int:
+    """The type of options that are a number from 1 up."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
     return int(text)
@@ -106,8 +107,6 @@ def _run(arguments: argparse.Namespace) -> None:
         pass  # what was made is kept and shown
     sys.stderr.write("\n")
     run = generation.run
-    if arguments.trace:
-        run.save(arguments.trace)
     figures = measure(run)
     print(run.text)
     told = [
@@ -117,6 +116,9 @@ def _run(arguments: argparse.Namespace) -> None:
     if figures.tokens_per_second:
         told += [f"{figures.tokens_per_second:.1f} tokens/s", f"tau {figures.mean_acceptance_length:.2f}"]
     print(", ".join(told), file=sys.stderr)
+    if arguments.trace:  # last: a full disk takes the file, not the answer
+        with writing(arguments.trace):
+            run.save(arguments.trace)
 
 
 def _bench(arguments: argparse.Namespace) -> None:
@@ -124,8 +126,8 @@ def _bench(arguments: argparse.Namespace) -> None:
     from decoding.prompts import read_prompts
 
     settings = settings_from(arguments)
-    if arguments.repeats < 1 or arguments.warmup < 0 or (arguments.limit is not None and arguments.limit < 1):
-        raise UsageError("--repeats and --limit are at least 1, --warmup at least 0")
+    if arguments.warmup < 0:
+        raise UsageError("--warmup is at least 0")
     prompts = read_prompts(arguments.prompts, arguments.limit)
     target = prepare(arguments)
     from decoding.bench import bench, table
@@ -210,8 +212,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_target_options(bench)
     bench.add_argument("--head", action="append", default=[], help="a head to measure; may be given several times")
     bench.add_argument("--prompts", type=Path, nargs="+", required=True, help='JSON lines {"id", "category", "turns"}')
-    bench.add_argument("--limit", type=int, help="only the first N prompts of each file")
-    bench.add_argument("--repeats", type=int, default=1, help="default: %(default)s")
+    bench.add_argument("--limit", type=count, help="only the first N prompts of each file")
+    bench.add_argument("--repeats", type=count, default=1, help="default: %(default)s")
     bench.add_argument("--warmup", type=int, default=1, help="uncounted runs per method (default: %(default)s)")
     bench.add_argument("--peers", action="store_true", help="measure transformers' generate too, plain and with prompt lookup")
     _add_draft_vocab(bench)
@@ -226,22 +228,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     tune.add_argument(
         "--quick", action="store_true", help="measure only what trees cost here; what they catch is known of the shipped heads"
     )
-    tune.add_argument("--limit", type=_count, default=8, help="only the first N prompts of each file (default: %(default)s)")
+    tune.add_argument("--limit", type=count, default=8, help="only the first N prompts of each file (default: %(default)s)")
     _add_draft_vocab(tune)
     tune.set_defaults(function=_tune)
 
     scale = commands.add_parser("scale", help="measure what a step costs against context, tree and layers")
     add_target_options(scale)
     scale.add_argument("--head", action="append", default=[], help="a head whose drafts are measured; may be given several times")
-    scale.add_argument("--contexts", type=_count, nargs="+", default=[200, 1000, 2000], help="default: 200 1000 2000")
-    scale.add_argument("--rows", type=_count, nargs="+", default=[1, 8, 16, 32, 60], help="root included (default: 1 8 16 32 60)")
+    scale.add_argument("--contexts", type=count, nargs="+", default=[200, 1000, 2000], help="default: 200 1000 2000")
+    scale.add_argument("--rows", type=count, nargs="+", default=[1, 8, 16, 32, 60], help="root included (default: 1 8 16 32 60)")
     _add_draft_vocab(scale)
     scale.set_defaults(function=_scale)
 
     needs = commands.add_parser("needs", help="what targets need of memory, from their configs alone")
     needs.add_argument("--target", nargs="+", default=[], help="folders, or targets of the catalogue (default: all of it)")
-    needs.add_argument("--context", type=_count, help="tokens of a request (default: the target's limit, at most 4096)")
-    needs.add_argument("--nodes", type=_count, default=59, help="of a draft tree (default: %(default)s)")
+    needs.add_argument("--context", type=count, help="tokens of a request (default: the target's limit, at most 4096)")
+    needs.add_argument("--nodes", type=count, default=59, help="of a draft tree (default: %(default)s)")
     needs.set_defaults(function=_needs)
 
     arguments = parser.parse_args(argv)

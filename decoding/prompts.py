@@ -43,8 +43,9 @@ def read_prompts(paths: list[Path], limit: int | None = None) -> list[Prompt]:
         for number, line in enumerate(lines[:limit], 1):
             try:
                 raw = json.loads(line)
-                if lacking := [key for key in ("id", "turns") if key not in raw]:
-                    raise ValueError(f"it has no {lacking[0]!r}")
+                for key in ("id", "turns"):
+                    if key not in raw:
+                        raise ValueError(f"it has no {key!r}")
                 prompts.append(Prompt(str(raw["id"]), str(raw.get("category", "")), raw["turns"][0], path.stem))
                 if not isinstance(raw["turns"][0], str):
                     raise TypeError("its first turn is no text")

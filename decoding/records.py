@@ -2,13 +2,13 @@
 
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from decoding.errors import UsageError
+from decoding.written import write_text
 
 SCHEMA = "draftscope.run/1"
 MAX_RECORD_BYTES = 64 << 20  # a 2,048-token run with full trees is about 20 MB
@@ -288,16 +288,7 @@ class Run(_Record):
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the record as JSON, aside and then renamed: never half a file."""
-        path = Path(path)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(self.to_json())
-            os.replace(aside, path)
-        except BaseException:
-            Path(aside).unlink(missing_ok=True)
-            raise
+        write_text(Path(path), self.to_json())
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Run":

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 RESAMPLES = 2000
+UNTOLD = " ~"
+NOTE = "~ = the interval holds 1: no difference was measured"
 Amounts = Sequence[tuple[float, float]]  # by prompt: an amount, and what it is counted against (tokens and ms; tokens and steps)
 
 
@@ -31,5 +33,5 @@ def ratio(mine: Amounts, base: Amounts) -> dict[str, Any]:
 
 
 def interval(found: Mapping[str, Any]) -> str:
-    """As tables show it; "~" where no difference was measured."""
-    return f"{found['ratio']:.2f} [{found['low']:.2f}-{found['high']:.2f}]" + ("" if found["differs"] else " ~")
+    """As tables show it, with `UNTOLD` where no difference was measured."""
+    return f"{found['ratio']:.2f} [{found['low']:.2f}-{found['high']:.2f}]" + ("" if found["differs"] else UNTOLD)

@@ -1,9 +1,10 @@
-"""Writing results as JSON, and keeping a folder of them small. No torch here."""
+"""Writing files whole and results as JSON, and keeping a folder of them small. No torch here."""
 
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,36 +12,62 @@ from decoding.errors import DraftscopeError, UsageError
 
 
 def check_place(path: Path | None) -> None:
-    """Refuse, before long work, a place that no file can be written to; makes the folder that the file will be in.
+    """Refuse, before long work, a place that no file can be written to. Leaves nothing there.
 
     Raises:
         UsageError: naming it.
     """
-    if path is not None and path.is_dir():
+    if path is None:
+        return
+    if path.is_dir():
         raise UsageError(f"{path} is a folder: name the file to be written")
-    if path is not None and any(above.exists() and not above.is_dir() for above in path.parents):
+    above = next(folder for folder in path.parents if folder.exists())
+    if not above.is_dir():
         raise UsageError(f"{path} is below something that is not a folder")
-    if path is not None:
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=path.parent).close()  # rights and mode bits don't tell it: a disk may be mounted for reading
-        except OSError as error:
-            raise UsageError(f"{path} can't be written: {error.strerror or error}") from error
+    try:
+        tempfile.TemporaryFile(dir=above).close()  # mode bits don't tell it: a disk may be mounted for reading
+    except OSError as error:
+        raise UsageError(f"{path} can't be written: {error.strerror or error}") from error
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """What fails within, as on a full disk, is told in one line.
+
+    Raises:
+        DraftscopeError: naming the file.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DraftscopeError(f"the result can't be written to {path}: {error.strerror or error}") from error
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file aside and rename it: never half a file. What was there stays until then, nothing is left beside it.
+
+    Raises:
+        OSError: it can't be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(aside, path)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
 
 
 def save(results: Mapping[str, Any], path: Path) -> None:
-    """Write a result as JSON, aside and then renamed.
+    """Write a result as JSON.
 
     Raises:
-        DraftscopeError: it can't be written, as on a full disk; what was there stays.
+        DraftscopeError: it can't be written; what was there stays.
     """
-    aside = path.with_name(path.name + ".part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-        os.replace(aside, path)
-    except OSError as error:
-        raise DraftscopeError(f"the result can't be written to {path}: {error.strerror or error}") from error
+    with writing(path):
+        write_text(path, json.dumps(results, indent=1) + "\n")
 
 
 def drop_oldest(folder: Path, most: int) -> None:

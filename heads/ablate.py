@@ -12,7 +12,7 @@ from decoding.errors import UsageError
 from decoding.prompts import Prompt
 from decoding.records import Settings
 from decoding.reports import heading, where
-from decoding.resampling import interval, ratio
+from decoding.resampling import NOTE, interval, ratio
 from decoding.target import Target
 from decoding.written import save
 from heads.evaluate import evaluate
@@ -127,5 +127,5 @@ def table(result: dict[str, Any]) -> str:
         top1 = " ".join(f"{value:.3f}" for value in row["held_out"]["top1"])
         start = "{family:<8} {layers:>2} {adversary:>6g} {tokens_seen:>10,}".format(**row)
         lines.append(f"{start} {top1:<32} {row['tau']:>5.2f}  {told[0]:<20} {told[1]}".rstrip())
-    lines.append("Times tau without that part. ~ = the interval holds 1: no difference was measured.")
+    lines.append(f"Times tau without that part. {NOTE}.")
     return "\n".join(lines)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from decoding.cli import add_settings, add_target_options, prepare, run_command, settings_from
+from decoding.cli import add_settings, add_target_options, count, prepare, run_command, settings_from
 from decoding.written import check_place, save
 
 RECIPE_OPTIONS = {
@@ -183,7 +183,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     add_target_options(evaluate)
     evaluate.add_argument("--head", action="append", required=True, help="a head; may be given several times")
     evaluate.add_argument("--prompts", type=Path, nargs="+", required=True, help='JSON lines {"id", "category", "turns"}')
-    evaluate.add_argument("--limit", type=int, help="only the first N prompts of each file")
+    evaluate.add_argument("--limit", type=count, help="only the first N prompts of each file")
     evaluate.add_argument("--out", type=Path, help="write the results here, as JSON")
     add_settings(evaluate)
     evaluate.set_defaults(function=_evaluate)
@@ -198,13 +198,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     ablate.add_argument("--adversaries", type=float, nargs="+", default=[0.0, 0.1], metavar="LAMBDA", help="default: 0 0.1")
     _add_recipe(ablate, ABLATION_OPTIONS)
     ablate.add_argument("--prompts", type=Path, nargs="+", required=True, help="as for 'evaluate'")
-    ablate.add_argument("--limit", type=int, help="only the first N prompts of each file")
+    ablate.add_argument("--limit", type=count, help="only the first N prompts of each file")
     add_settings(ablate)
     ablate.set_defaults(function=_ablate)
 
     arguments = parser.parse_args(argv)
     if getattr(arguments, "max_length", 3) < 3:
         parser.error("--max-length is at least 3")
-    if getattr(arguments, "limit", None) is not None and arguments.limit < 1:
-        parser.error("--limit is at least 1")
     return run_command(lambda: arguments.function(arguments))

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from decoding import Run, bench
 from decoding.cli import main
 from decoding.errors import DraftscopeError
-from decoding.written import save
+from decoding.written import check_place, save
 from heads.cli import main as heads_main
 from tests.app.tiny import tiny_head, tiny_target
 
@@ -152,6 +152,21 @@ def test_bad_prompt_files(models, tmp_path, capsys, text, message) -> None:
         path.write_text(text)
     assert main(["bench", "--target", models["target"], "--prompts", str(path)]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "program", "option"),
+    [(main, "bench", "--limit"), (main, "bench", "--repeats"), (main, "tune", "--limit"), (heads_main, "evaluate", "--limit")],
+)
+def test_a_measurement_of_nothing_is_refused(models, capsys, command, program, option) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        command([program, "--head", models["hass"], "--prompts", models["prompts"], option, "0"])
+    assert stopped.value.code == 2 and "'0' is not a number from 1 up" in capsys.readouterr().err
+
+
+def test_a_place_is_checked_without_leaving_anything_there(tmp_path) -> None:
+    check_place(tmp_path / "new" / "folder" / "result.json")
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_result_that_the_disk_has_no_room_for_is_one_line(monkeypatch, tmp_path) -> None:
