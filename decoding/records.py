@@ -287,8 +287,8 @@ class Run(_Record):
         return self.model_dump_json(by_alias=True)
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the record as JSON, aside and then renamed: never half a file."""
-        write_text(Path(path), self.to_json())
+        """Write the record as JSON, aside and then renamed: never half a file, and only its owner reads what a visitor wrote."""
+        write_text(Path(path), self.to_json(), mode=0o600)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> "Run":

@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -43,20 +44,23 @@ def writing(path: Path) -> Iterator[None]:
         raise DraftscopeError(f"the result can't be written to {path}: {error.strerror or error}") from error
 
 
-def write_text(path: Path, text: str) -> None:
+def write_text(path: Path, text: str, mode: int = 0o666) -> None:
     """Write a file aside and rename it: never half a file. What was there stays until then, nothing is left beside it.
+
+    Args:
+        mode: who may read and write it, less what the process's umask takes.
 
     Raises:
         OSError: it can't be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    aside = path.parent / f".{path.name}.{uuid.uuid4().hex}.part"
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
+        with open(os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "w", encoding="utf-8") as file:
             file.write(text)
         os.replace(aside, path)
     except BaseException:
-        Path(aside).unlink(missing_ok=True)
+        aside.unlink(missing_ok=True)
         raise
 
 

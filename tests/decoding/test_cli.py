@@ -17,6 +17,7 @@ from decoding.errors import DraftscopeError
 from decoding.written import check_place, save
 from heads.cli import main as heads_main
 from tests.app.tiny import tiny_head, tiny_target
+from tests.records import make_run
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -176,6 +177,12 @@ def test_a_result_that_the_disk_has_no_room_for_is_one_line(monkeypatch, tmp_pat
     monkeypatch.setattr("decoding.written.os.replace", full)
     with pytest.raises(DraftscopeError, match=r"can't be written to .*: No space left on device"):
         save({}, tmp_path / "result.json")
+
+
+def test_others_may_read_a_result_but_not_a_record(tmp_path) -> None:
+    save({}, tmp_path / "result.json")
+    make_run([[21, 22]]).save(tmp_path / "run.json")
+    assert {path.name: path.stat().st_mode & 0o044 for path in tmp_path.iterdir()} == {"result.json": 0o044, "run.json": 0}
 
 
 def test_results_that_can_not_be_written_are_refused_before_the_work(models, tmp_path, capsys) -> None:
