@@ -170,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--features",
         choices=["cached", "fly"],
         default="cached",
-        help="target features once on disk, or in every step (default: %(default)s)",
+        help="target features of all the text once on disk, or in every step: quicker for few --tokens of much text (default: %(default)s)",
     )
     train.add_argument("--checkpoint-minutes", type=float, default=5.0, help="a kill loses at most this (default: %(default)s)")
     train.add_argument("--max-minutes", type=float, help="stop after this long, leaving a checkpoint")
