@@ -349,7 +349,7 @@ class Trainer:
                 "minutes": round(self.minutes, 1),
                 "draft_vocab_coverage": self.coverage,
                 "command": " && ".join(filter(None, (before.get("command"), self.command))),
-                **({"first_stage": before} if before else {}),
+                **({"stage_before": before} if before else {}),
             },
             results={"held_out": figures.to_json()},
         )

@@ -29,7 +29,9 @@ def test_a_shipped_heads_command_trains_what_its_config_says(name, monkeypatch) 
     """A default that changes must not change what the recorded commands do."""
     section = json.loads((SHIPPED / name / "config.json").read_text())["draftscope"]
     told = section["training"]
-    stages = [stage for stage in (told.get("first_stage"), told) if stage]
+    stages = [told]
+    while "stage_before" in stages[0]:
+        stages.insert(0, stages[0]["stage_before"])
     commands = told["command"].split(" && ")
     assert len(commands) == len(stages) and section["method"] == name
     for command, stage in zip(commands, stages, strict=True):

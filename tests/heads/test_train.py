@@ -287,7 +287,7 @@ def test_a_second_stage_counts_on_and_tells_of_the_first(tiny_target, text, tmp_
     train(tiny_target, recipe_for(method, **FAST, start=str(first)), [text], second, command="two")  # goes on from its checkpoint
     one, two = (json.loads((folder / "config.json").read_text())["draftscope"] for folder in (first, second))
     assert two["tokens_seen"] == 2 * one["tokens_seen"] and two["training"]["minutes"] >= one["training"]["minutes"]
-    assert two["training"]["command"] == "one && two" and two["training"]["first_stage"] == one["training"]
+    assert two["training"]["command"] == "one && two" and two["training"]["stage_before"] == one["training"]
 
 
 def test_accumulated_batches_are_one_step(tiny_target, text, tmp_path) -> None:
